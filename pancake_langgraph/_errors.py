@@ -1,0 +1,95 @@
+"""The exception tree.  Every message says what happened, what was got, what is allowed, and how to mend it.
+
+    PancakeError
+    ├── ConfigError                a setting, flag or environment value is not usable
+    ├── EngineError                the model server
+    │   ├── EngineUnavailable      refused, unreachable, or ended in the middle of a stream
+    │   ├── EngineTimeout          no answer within the limit
+    │   ├── EngineRejected         the server answered 4xx
+    │   │   ├── ModelNotFound      it does not serve that model
+    │   │   └── ContextOverflow    prompt plus requested output exceed the window
+    │   ├── EngineFault            the server answered 5xx
+    │   ├── MalformedStream        the answer is not what the wire format allows
+    │   └── Unsupported            this engine cannot do that (capability missing)
+    ├── TierError                  the KV cache server
+    ├── LaunchError                a child process did not start, or died
+    ├── ModelFilesError            model files missing, wrong or unverifiable
+    ├── TopologyError              an object is not a graph that can be read
+    └── InvariantError             bookkeeping does not add up (a bug in this package)
+"""
+
+from __future__ import annotations
+
+
+class PancakeError(Exception):
+    """Root of all errors raised on purpose by this package."""
+
+
+class ConfigError(PancakeError, ValueError):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+class EngineError(PancakeError):
+    """The model server could not do what was asked."""
+
+
+class EngineUnavailable(EngineError, ConnectionError):
+    """The server refused the connection or ended it before the answer was complete."""
+
+
+class EngineTimeout(EngineError, TimeoutError):
+    """The server gave no answer within the limit."""
+
+
+class EngineRejected(EngineError):
+    """The server answered 4xx; `status_code` holds the number."""
+
+    def __init__(self, message: str, *, status_code: int) -> None:
+        """Keep the HTTP status next to the message."""
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class ModelNotFound(EngineRejected):
+    """The server does not serve the model that was asked for."""
+
+
+class ContextOverflow(EngineRejected):
+    """Prompt plus requested output do not fit the model's window."""
+
+
+class EngineFault(EngineError):
+    """The server answered 5xx; `status_code` holds the number."""
+
+    def __init__(self, message: str, *, status_code: int) -> None:
+        """Keep the HTTP status next to the message."""
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class MalformedStream(EngineError):
+    """The server sent something that the wire format does not allow."""
+
+
+class Unsupported(EngineError):
+    """The engine lacks a capability; the message names it."""
+
+
+class TierError(PancakeError):
+    """The KV cache server did not answer, or answered wrongly."""
+
+
+class LaunchError(PancakeError):
+    """A child process did not start, did not become ready, or died."""
+
+
+class ModelFilesError(PancakeError):
+    """Model files are missing, damaged or not what was expected."""
+
+
+class TopologyError(PancakeError, TypeError):
+    """The object is not a compiled graph."""
+
+
+class InvariantError(PancakeError):
+    """Bookkeeping does not add up; always a bug in this package."""

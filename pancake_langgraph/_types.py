@@ -1,0 +1,113 @@
+"""Frozen values that cross layers.  This module imports nothing of ours.
+
+Units stand in the names: `_s` seconds, `_tokens`, `_bytes`, `_blocks`; `p_` is a probability in [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NewType
+
+NodeId = NewType("NodeId", str)
+ThreadId = NewType("ThreadId", str)
+ActionId = NewType("ActionId", str)
+SpanId = NewType("SpanId", str)
+
+#: One message or one tool schema in the OpenAI chat wire form (JSON object).
+WireObject = Mapping[str, Any]
+
+#: Stands for the namespace of an agent that runs outside any graph.
+ROOT_NAMESPACE = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AgentKey:
+    """Names one agent: a node (or `create_agent` sub-graph) that calls a chat model with one system prompt.
+
+    A node name alone is ambiguous: one node can call two prompts, and every sub-agent of some libraries runs under
+    the same node.  `namespace` is the checkpoint namespace with task ids removed (`"supervisor|agent"`), `name` the
+    `lc_agent_name` when there is one, `prompt_hash` a short hash over the leading system messages and the tools.
+    """
+
+    namespace: str
+    name: str
+    prompt_hash: str
+
+    def __str__(self) -> str:
+        """Return `namespace`, with the agent name in brackets where it adds something."""
+        label = self.namespace or "model"
+        return f"{label}[{self.name}]" if self.name and self.name not in label else label
+
+
+class Outcome(StrEnum):
+    """How an action ended.  Every action gets exactly one."""
+
+    USED = "used"
+    LATE = "late"
+    WASTED = "wasted"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+class ActionKind(StrEnum):
+    """What an action does."""
+
+    WARM = "warm"
+    HOLD = "hold"
+    PREFETCH = "prefetch"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts that a server reported for one call.
+
+    `cached_tokens` is `None` when the server did not say; it is never 0 for "unknown".
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one model call reads, in wire form: `messages` and `tools` in order, before templating."""
+
+    messages: tuple[WireObject, ...]
+    tools: tuple[WireObject, ...] = ()
+
+    @staticmethod
+    def of(messages: Sequence[WireObject], tools: Sequence[WireObject] | None = None) -> Prompt:
+        """Build a prompt from any sequences; the objects are shared, not copied."""
+        return Prompt(tuple(messages), tuple(tools or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrefix:
+    """Token ids an engine will read first, in order, with the salt that separates its cache entries."""
+
+    token_ids: tuple[int, ...]
+    cache_salt: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prefix in tokens."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One agent that may run next.
+
+    `node` is the graph node (namespaced with `|` inside sub-graphs), `p_next` its calibrated probability,
+    `steps` the number of super-steps until it starts (1 = the next one), `eta_s` the median time until it starts
+    (`None` when nothing is known), `reason` one short phrase for the decision log.
+    """
+
+    node: NodeId
+    p_next: float
+    steps: int
+    eta_s: float | None
+    reason: str

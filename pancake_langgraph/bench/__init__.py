@@ -1,0 +1,1 @@
+"""Benches and their one result format."""

@@ -1,0 +1,37 @@
+"""The metrics that results may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Direction(StrEnum):
+    """Which way is better."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its unit in words, which way is better, and what one value of it is."""
+
+    unit: str
+    better: Direction
+    description: str
+
+
+METRICS: dict[str, Metric] = {
+    "ttft_s": Metric("s", Direction.LOWER, "One model call: from sending the request to the first token."),
+    "tpot_s": Metric("s", Direction.LOWER, "One model call: time per output token after the first one."),
+    "program_s": Metric("s", Direction.LOWER, "One program (a thread's run from START to END): wall time."),
+    "prefilled_tokens": Metric(
+        "tokens", Direction.LOWER, "One repeat: prompt tokens that the engine had to compute, warm-ups included."
+    ),
+    "output_tokens_per_s": Metric("tokens/s", Direction.HIGHER, "One repeat: output tokens over wall time."),
+    "programs_per_min": Metric("1/min", Direction.HIGHER, "One repeat: finished programs over wall time."),
+}
+
+#: The percentiles that results hold, by the name of their field.
+PERCENTILES: dict[str, float] = {"p50": 50.0, "p90": 90.0, "p99": 99.0}

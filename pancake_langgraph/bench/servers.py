@@ -1,0 +1,102 @@
+"""The engines of one benchmark: three pools that serve one model, one of them with a cache server behind it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from pancake_langgraph.launch.plans import StackPlan, TierPlan
+from pancake_langgraph.launch.stack import EngineProcess, TierProcess
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServersPlan:
+    """What to start.
+
+    `pool_tokens` is the pool of the plain and the tiered engine, `resident_pool_tokens` that of the oracle's, which must
+    hold everything.  `kv_token_bytes` converts (layers × 2 × KV heads × head size × bytes per number).
+    """
+
+    model_dir: Path
+    pool_tokens: int
+    resident_pool_tokens: int
+    kv_token_bytes: int
+    dtype: str = "bfloat16"
+    block_size_tokens: int = 64
+    chunk_tokens: int = 64
+    max_model_len_tokens: int = 4096
+    num_threads: int = 1
+    l1_bytes: int = 1_000_000_000
+    l2: bool = False
+    chat_template: Path | None = None
+
+    def engine(self, *, pool_tokens: int, tier: TierPlan | None) -> StackPlan:
+        """Return the plan of one engine."""
+        return StackPlan(
+            model_dir=self.model_dir,
+            dtype=self.dtype,  # type: ignore[arg-type]  # checked by StackPlan
+            kv_pool_bytes=(pool_tokens + self.block_size_tokens) * self.kv_token_bytes,
+            block_size_tokens=self.block_size_tokens,
+            max_model_len_tokens=self.max_model_len_tokens,
+            num_threads=self.num_threads,
+            chat_template=self.chat_template,
+            tier=tier,
+            dev_routes=True,
+        )
+
+
+class Servers:
+    """Starts all engines; a context manager.  Idle engines cost memory and no processor time."""
+
+    def __init__(self, plan: ServersPlan, *, on_progress: Progress) -> None:
+        """Choose places; nothing is started."""
+        self.plan = plan
+        self._on_progress = on_progress
+        self._open = contextlib.ExitStack()
+        self.tier: TierProcess | None = None
+        self._engines: dict[str, EngineProcess] = {}
+
+    def __enter__(self) -> Servers:
+        """Start the cache server, then the engines, one after the other."""
+        try:
+            self._start()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End everything that was started."""
+        self._open.close()
+
+    def _start(self) -> None:
+        tier_plan = TierPlan(l1_bytes=self.plan.l1_bytes, chunk_tokens=self.plan.chunk_tokens, l2=self.plan.l2)
+        self._on_progress("starting the cache server")
+        self.tier = self._open.enter_context(TierProcess(tier_plan))
+        small, large = self.plan.pool_tokens, self.plan.resident_pool_tokens
+        for name, pool_tokens, tier in (("plain", small, None), ("tiered", small, tier_plan), ("oracle", large, None)):
+            self._on_progress(f"starting the {name} engine (pool of {pool_tokens:,} tokens)")
+            plan = self.plan.engine(pool_tokens=pool_tokens, tier=tier)
+            engine = EngineProcess(plan, tier=self.tier if tier else None, name=f"{name} engine")
+            self._engines[name] = self._open.enter_context(engine)
+
+    def engine_for(self, arm: str) -> EngineProcess:
+        """Return the engine an arm talks to: reactive and pancake share the tiered one."""
+        return self._engines["tiered" if arm in ("reactive", "pancake") else arm]
+
+    def reset(self, arm: str) -> None:
+        """Empty the engine's pool, so that every arm run starts from nothing (salts keep the tier's states apart)."""
+        root = self.engine_for(arm).base_url.removesuffix("/v1")
+        for _ in range(50):
+            answer = httpx.post(f"{root}/reset_prefix_cache", timeout=10.0, trust_env=False)
+            if answer.is_success and answer.json().get("success", True):
+                return

@@ -1,0 +1,101 @@
+"""`pancake up`: the model server and the KV cache server, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from pancake_langgraph._errors import LaunchError
+from pancake_langgraph.cli._progress import show_progress
+from pancake_langgraph.config.folders import cache_dir
+from pancake_langgraph.launch.plans import Dtype, StackPlan, TierPlan
+from pancake_langgraph.launch.stack import Stack
+from pancake_langgraph.weights import TOOLS_TEMPLATE, prepare_smollm
+
+_POLL_S = 1.0
+
+
+def state_path() -> Path:
+    """Return the file that says what the last `pancake up` started."""
+    return cache_dir() / "up.json"
+
+
+@click.command()
+@click.option("--model", "model_dir", type=click.Path(path_type=Path), help="Model folder (default: SmolLM2-135M).")
+@click.option("--name", default="small", show_default=True, help="Model name that clients send.")
+@click.option("--dtype", type=click.Choice(get_args(Dtype)), default="bfloat16", show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), help="Port of the model server (default: a free one).")
+@click.option("--no-tier", is_flag=True, help="Start no KV cache server.")
+@click.option("--l2-dir", type=click.Path(path_type=Path), help="Keep the disk tier in this folder.")
+@click.option("--l1-bytes", type=int, default=400_000_000, show_default=True, help="Host memory for KV, in bytes.")
+@click.option(
+    "--kv-pool-bytes", type=int, default=200_000_000, show_default=True, help="The engine's KV pool, in bytes."
+)
+@click.option("--max-model-len", type=int, default=4096, show_default=True, help="Prompt plus answer, in tokens.")
+@click.option("--threads", type=int, default=1, show_default=True, help="OpenMP threads of a CPU engine.")
+@click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for logs (default: in the cache folder).")
+def up(model_dir: Path | None, dtype: Dtype, no_tier: bool, l2_dir: Path | None, l1_bytes: int, **options: Any) -> None:
+    """Start the model server and the KV cache server on loopback; stop both on Ctrl-C.
+
+    Prints the variables that point a client at them, ready for `eval`.
+    """
+    default_model = model_dir is None
+    folder = (model_dir or prepare_smollm(on_progress=show_progress)).resolve()
+    plan = StackPlan(
+        model_dir=folder,
+        served_model_name=options["name"],
+        dtype=dtype,
+        kv_pool_bytes=options["kv_pool_bytes"],
+        max_model_len_tokens=options["max_model_len"],
+        num_threads=options["threads"],
+        # The test model's own template has no tools section; other models keep theirs.
+        chat_template=TOOLS_TEMPLATE if default_model else None,
+        tier=None if no_tier else TierPlan(l1_bytes=l1_bytes, l2_dir=l2_dir),
+        engine_port=options["port"],
+        run_dir=options["log_dir"],
+    )
+    with Stack(plan, on_progress=show_progress) as stack:
+        try:
+            _announce(stack)
+            _watch(stack)
+        except KeyboardInterrupt:
+            click.echo("stopping", err=True)
+        finally:
+            state_path().unlink(missing_ok=True)
+
+
+def _announce(stack: Stack) -> None:
+    for name, value in stack.client_env().items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+    click.echo(f"ready; logs in {stack.log_dir}; Ctrl-C stops both", err=True)
+    state = {
+        "pid": os.getpid(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "log_dir": str(stack.log_dir),
+        "engine_pid": stack.engine.pid,
+        "tier_pid": stack.tier.pid if stack.tier is not None else None,
+        "env": stack.client_env(),
+    }
+    path = state_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh.write_text(json.dumps(state, indent=1))
+    fresh.replace(path)
+
+
+def _watch(stack: Stack) -> None:
+    """Wait; say once when the cache server ends, and end when the engine does."""
+    tier_lost = False
+    while True:
+        time.sleep(_POLL_S)
+        if not stack.engine.alive:
+            raise LaunchError(f"the model server ended: {stack.engine.log_problem()}")
+        if stack.tier is not None and not stack.tier.alive and not tier_lost:
+            tier_lost = True
+            click.echo(f"the cache server ended, the engine goes on without: {stack.tier.log_problem()}", err=True)

@@ -1,0 +1,1 @@
+"""Model servers: the port (`base`), the adapters, and how to make one (`registry`)."""

@@ -1,0 +1,1 @@
+"""Forecasting: which node runs next, how sure, and how soon."""

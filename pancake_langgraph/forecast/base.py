@@ -1,0 +1,98 @@
+"""The port of forecasting: who runs next, how sure, how soon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pancake_langgraph._types import Candidate
+from pancake_langgraph.topology.graph import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Durations seen lately, in seconds; `num_samples` is how many they are taken from."""
+
+    p10_s: float
+    p50_s: float
+    p90_s: float
+    num_samples: int
+
+
+class Forecaster(Protocol):
+    """Learns which node follows which and says what to expect.
+
+    Implementations are thread-safe, deterministic (equal observations in equal order give equal answers), bounded in
+    memory, do no I/O and never raise for unknown names.  `graph_id` names a graph, best by `Topology.fingerprint`;
+    nodes are named as in `Topology`.  `context` holds the nodes that ran before, oldest first, in the same thread;
+    only the last few are looked at, and leaving it out costs accuracy on routes that depend on history.
+    """
+
+    def add_graph(self, graph_id: str, topology: Topology) -> None:
+        """Tell what a graph declares.  Idempotent; keeps what has been learnt."""
+        ...
+
+    def observe_transition(
+        self,
+        graph_id: str,
+        source: str,
+        target: str,
+        *,
+        elapsed_s: float,
+        context: Sequence[str] = (),
+        first_tool_name: str | None = None,
+    ) -> None:
+        """Learn that `target` started because `source` ended, `elapsed_s` seconds after `source` started.
+
+        Call once per distinct target of one execution of `source`, with targets that run themselves (not sub-graphs);
+        `"__start__"` as source and `"__end__"` as target are welcome.  `first_tool_name` is the first tool that the
+        model in `source` called, if any.
+        """
+        ...
+
+    def observe_tool(self, graph_id: str, tool: str, elapsed_s: float) -> None:
+        """Learn how long a tool ran, in seconds."""
+        ...
+
+    def candidates(
+        self,
+        graph_id: str,
+        node: str,
+        *,
+        first_tool_name: str | None = None,
+        horizon_steps: int = 2,
+        context: Sequence[str] = (),
+    ) -> tuple[Candidate, ...]:
+        """Return who may run after `node`, most likely first, up to `horizon_steps` steps away.
+
+        `p_next` is the chance that the node runs at that step.  Among the exits of a node that exclude each other the
+        chances at `steps == 1` sum to at most 1, and what is missing is the end of the run (`p_end`) or unknown; where
+        a node starts several others at once, each has its own chance and the sum may exceed 1.  `eta_s` counts from
+        the start of `node`.  The end of a run is never a candidate.
+        """
+        ...
+
+    def p_end(self, graph_id: str, node: str, *, context: Sequence[str] = ()) -> float:
+        """Return the chance that the run, or this branch of it, ends after `node`."""
+        ...
+
+    def tool_seconds(self, graph_id: str, tool: str) -> Quantiles | None:
+        """Return how long a tool takes; `None` before it was seen."""
+        ...
+
+    def node_seconds(self, graph_id: str, node: str) -> Quantiles | None:
+        """Return how long it takes from a node's start to the start of what follows; `None` before it was seen."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all that was learnt as a JSON-able value."""
+        ...
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Replace what was learnt by a snapshot.
+
+        Raises:
+            ConfigError: if the snapshot is not one of this version; nothing is changed then.
+        """
+        ...

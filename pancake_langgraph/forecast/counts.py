@@ -1,0 +1,79 @@
+"""Forgetting counts in bounded memory: the table that transitions are learnt in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+Key = tuple[str, ...]
+
+_NEGLIGIBLE = 1e-3
+_EMPTY: Mapping[str, float] = {}
+
+
+class CountTable:
+    """Decayed counts of targets per key.
+
+    Each observation multiplies the other counts of its key by `decay` first, so a key remembers about
+    `1 / (1 - decay)` observations.  At most `max_keys` keys (the one unused for longest goes) and `max_targets` targets
+    per key (the rarest goes, never the one just seen).  Not thread-safe; the owner locks.
+    """
+
+    def __init__(self, *, decay: float, max_keys: int, max_targets: int) -> None:
+        """Start empty.
+
+        Raises:
+            ValueError: if `decay` is outside (0, 1] or a bound is under 1.
+        """
+        if not 0.0 < decay <= 1.0 or max_keys < 1 or max_targets < 1:
+            raise ValueError(
+                f"decay must be in (0, 1] and bounds at least 1: got {decay}, max_keys={max_keys}, "
+                f"max_targets={max_targets}"
+            )
+        self._decay = decay
+        self._max_keys = max_keys
+        self._max_targets = max_targets
+        self._rows: OrderedDict[Key, dict[str, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def observe(self, key: Key, target: str) -> None:
+        """Count one transition.  Costs O(targets of the key)."""
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = {}
+            # The new key is the youngest, so that the table keeps learning at its bound.
+            if len(self._rows) > self._max_keys:
+                self._rows.popitem(last=False)
+        self._rows.move_to_end(key)
+        for other, count in list(row.items()):
+            row[other] = count * self._decay
+            if row[other] < _NEGLIGIBLE:
+                del row[other]
+        row[target] = row.get(target, 0.0) + 1.0
+        if len(row) > self._max_targets:
+            del row[min((t for t in row if t != target), key=lambda t: (row[t], t))]
+
+    def row(self, key: Key) -> Mapping[str, float]:
+        """Return the counts of one key; empty for a key never seen."""
+        return self._rows.get(key, _EMPTY)
+
+    def to_rows(self) -> list[list[object]]:
+        """Return JSON-able rows, least recently used key first."""
+        return [[list(key), dict(row)] for key, row in self._rows.items()]
+
+    def load_rows(self, rows: Iterable[tuple[Iterable[str], Mapping[str, float]]]) -> None:
+        """Replace all counts by rows of `to_rows`; the youngest rows that fit are kept."""
+        self._rows = OrderedDict((tuple(key), {str(t): float(c) for t, c in row.items()}) for key, row in rows)
+        while len(self._rows) > self._max_keys:
+            self._rows.popitem(last=False)
+
+
+def smooth(row: Mapping[str, float], below: Mapping[str, float], strength: float) -> dict[str, float]:
+    """Blend counts with a prior distribution worth `strength` observations (a Dirichlet posterior mean)."""
+    total = sum(row.values()) + strength
+    blended = {target: strength * p / total for target, p in below.items()}
+    for target, count in row.items():
+        blended[target] = blended.get(target, 0.0) + count / total
+    return blended

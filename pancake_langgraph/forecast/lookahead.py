@@ -1,0 +1,74 @@
+"""From one-step exits to candidates several steps away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pancake_langgraph._types import Candidate, NodeId
+from pancake_langgraph.forecast.prior import is_end
+
+_P_MIN = 0.01
+_MAX_CANDIDATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """One way out of a node: `steps` until the target starts, the chance, and the median wait (`None` = unknown)."""
+
+    target: str
+    p_next: float
+    steps: int
+    eta_s: float | None
+    reason: str
+
+
+ExitsOf = Callable[[str, tuple[str, ...]], Mapping[str, Exit]]
+
+
+def look_ahead(
+    node: str, first: Mapping[str, Exit], exits_of: ExitsOf, *, context: tuple[str, ...], horizon_steps: int
+) -> tuple[Candidate, ...]:
+    """Expand `first`, the exits of `node`, up to `horizon_steps`.
+
+    `exits_of(node, context)` gives the exits of a node further on.  Nodes with a chance under one percent are not
+    expanded, and at most 64 candidates come back, so the cost is O(degree) per step looked ahead.
+    """
+    found: dict[tuple[str, int], Exit] = {}
+    frontier = [(exit_, (*context, node)) for exit_ in first.values()]
+    while frontier:
+        following: list[tuple[Exit, tuple[str, ...]]] = []
+        for exit_, path in frontier:
+            if is_end(exit_.target) or exit_.steps > horizon_steps or exit_.p_next <= 0.0:
+                continue
+            _merge(found, exit_)
+            if exit_.steps < horizon_steps and exit_.p_next >= _P_MIN and len(found) < _MAX_CANDIDATES:
+                onward = exits_of(exit_.target, path).values()
+                following.extend((_after(exit_, step), (*path, exit_.target)) for step in onward)
+        following.sort(key=lambda pair: -pair[0].p_next)
+        frontier = following[:_MAX_CANDIDATES]
+    ordered = sorted(found.values(), key=lambda e: (-e.p_next, e.steps, e.target))[:_MAX_CANDIDATES]
+    return tuple(Candidate(NodeId(e.target), e.p_next, e.steps, e.eta_s, e.reason) for e in ordered)
+
+
+def _after(first: Exit, then: Exit) -> Exit:
+    eta_s = None if first.eta_s is None or then.eta_s is None else first.eta_s + then.eta_s
+    return Exit(
+        then.target,
+        first.p_next * then.p_next,
+        first.steps + then.steps,
+        eta_s,
+        f"{then.reason}, after {first.target}",
+    )
+
+
+def _merge(found: dict[tuple[str, int], Exit], exit_: Exit) -> None:
+    """Add up chances of different ways to one node at one step; the likeliest way gives time and reason."""
+    key = (exit_.target, exit_.steps)
+    other = found.get(key)
+    if other is None:
+        found[key] = exit_
+        return
+    likelier = exit_ if exit_.p_next > other.p_next else other
+    p_next = min(1.0, exit_.p_next + other.p_next)
+    found[key] = Exit(likelier.target, p_next, likelier.steps, likelier.eta_s, likelier.reason)

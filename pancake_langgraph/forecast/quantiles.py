@@ -1,0 +1,69 @@
+"""Durations: quantiles over the last samples per key, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+
+from pancake_langgraph.forecast.base import Quantiles
+
+
+class Durations:
+    """Keeps the last `window` durations for each of at most `max_keys` keys, forgetting the key unused for longest.
+
+    Not thread-safe; the owner locks.
+    """
+
+    def __init__(self, *, max_keys: int = 1024, window: int = 64) -> None:
+        """Start empty.
+
+        Raises:
+            ValueError: if a bound is under 1.
+        """
+        if max_keys < 1 or window < 1:
+            raise ValueError(f"bounds must be at least 1: got max_keys={max_keys}, window={window}")
+        self._max_keys = max_keys
+        self._window = window
+        self._rings: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rings)
+
+    def add(self, key: str, elapsed_s: float) -> None:
+        """Record one duration; negative and non-finite values are measuring faults and are dropped."""
+        if not math.isfinite(elapsed_s) or elapsed_s < 0:
+            return
+        ring = self._rings.get(key)
+        if ring is None:
+            ring = self._rings[key] = deque(maxlen=self._window)
+            if len(self._rings) > self._max_keys:
+                self._rings.popitem(last=False)
+        self._rings.move_to_end(key)
+        ring.append(elapsed_s)
+
+    def quantiles(self, key: str) -> Quantiles | None:
+        """Return p10, p50 and p90 with linear interpolation, or `None` for a key never seen."""
+        ring = self._rings.get(key)
+        if not ring:
+            return None
+        ordered = sorted(ring)
+        return Quantiles(_at(ordered, 0.1), _at(ordered, 0.5), _at(ordered, 0.9), len(ordered))
+
+    def to_rows(self) -> list[list[object]]:
+        """Return the samples as JSON-able rows, least recently used key first."""
+        return [[key, list(ring)] for key, ring in self._rings.items()]
+
+    def load_rows(self, rows: Iterable[tuple[str, Iterable[float]]]) -> None:
+        """Replace all samples by rows of `to_rows`; the bounds hold."""
+        self._rings.clear()
+        for key, samples in rows:
+            for elapsed_s in samples:
+                self.add(key, float(elapsed_s))
+
+
+def _at(ordered: list[float], fraction: float) -> float:
+    position = fraction * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

@@ -1,0 +1,55 @@
+"""From a plan to the KV cache server's command line.  Pure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from pancake_langgraph.launch.plans import TierPlan
+from pancake_langgraph.launch.ports import LOOPBACK
+from pancake_langgraph.launch.process import Command
+from pancake_langgraph.launch.vllm_command import COMMON_ENV
+
+#: The package has no module entry, and a console script may not be on the path of an environment that is not active.
+_ENTRY: Final = "import sys; from lmcache.cli.main import main; sys.argv[0] = 'lmcache'; sys.exit(main())"
+_GB: Final = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlaces:
+    """What one start of the tier got: ports, shared-memory name, folder of the disk tier (`None`: no disk tier)."""
+
+    port: int
+    http_port: int
+    shm_name: str
+    l2_dir: Path | None
+
+    @property
+    def shm_files(self) -> tuple[str, ...]:
+        """Names under which the shared memory shows in the file system (the server adds a prefix of its own)."""
+        return (self.shm_name, f"lmcache_l1_pool_{self.shm_name}")
+
+    @property
+    def http_url(self) -> str:
+        """Base URL of health and prefetch."""
+        return f"http://{LOOPBACK}:{self.http_port}"
+
+
+def lmcache_command(plan: TierPlan, places: TierPlaces, *, device: Literal["cpu", "gpu"]) -> Command:
+    """Return arguments and environment that start the KV cache server of `plan`."""
+    argv = [sys.executable, "-c", _ENTRY, "server"]
+    argv += ["--host", LOOPBACK, "--port", str(places.port)]
+    argv += ["--http-host", LOOPBACK, "--http-port", str(places.http_port)]
+    argv += ["--chunk-size", str(plan.chunk_tokens), "--l1-size-gb", f"{plan.l1_bytes / _GB:.6f}"]
+    argv += ["--eviction-policy", "LRU", "--l2-prefetch-policy", "retain"]
+    if places.l2_dir is not None:
+        argv += ["--l2-adapter", json.dumps({"type": "fs", "base_path": str(places.l2_dir)})]
+    env = dict(COMMON_ENV)
+    if device == "cpu":
+        # On CPU only the engine-driven mode starts at all, and only shared memory makes it fast.
+        argv += ["--supported-transfer-mode", "engine_driven", "--shm-name", places.shm_name]
+        env["OMP_NUM_THREADS"] = "1"
+    return Command(tuple(argv), env)

@@ -1,0 +1,99 @@
+"""Which contexts of paused agents to keep in the engine's pool, and how.
+
+The pool evicts by recency alone.  An agent that waits for a tool is certain to come back, so its context is worth
+more than its age says.  Two means exist from outside an engine, both one cheap request: *touch* a context that is
+still resident before eviction reaches it, and *restore* one that eviction has reached.
+
+How far eviction is away follows from the pool's geometry.  Free blocks form one queue, oldest first:
+
+    [ others' old contexts | held contexts in order of last use ]  + blocks of running requests
+      '---- slack_tokens ---'
+
+Every token that others allocate takes one slot from the left.  While fewer than `slack_tokens` were allocated since
+the held contexts were last used, none of them can have been evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+#: A context is touched when this share of the slack has been used up since its last use.
+TOUCH_AT_SLACK_RATIO = 0.5
+
+
+class HoldVerb(StrEnum):
+    """What to do with one paused context now."""
+
+    TOUCH = "touch"
+    RESTORE = "restore"
+    LEAVE = "leave"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One paused context.
+
+    `num_tokens` is its prefix, `resident_tokens` how much of it lies in the pool, `turnover_tokens` how many tokens
+    the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown).
+    """
+
+    key: str
+    num_tokens: int
+    resident_tokens: int
+    turnover_tokens: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldDecision:
+    """The verb for one context, with one phrase of reason."""
+
+    key: str
+    verb: HoldVerb
+    reason: str
+
+
+def plan_holds(
+    waiting: Sequence[Waiting],
+    *,
+    pool_tokens: int,
+    running_tokens: int,
+    reserve_ratio: float,
+    block_size_tokens: int,
+) -> tuple[HoldDecision, ...]:
+    """Decide for every paused context, soonest to resume first.
+
+    Contexts are taken in the order of `eta_s` (unknown last, ties by key) while their sum fits what running requests
+    and the reserve leave of the pool.  The result has one decision for each input, in that order.
+    """
+    budget_tokens = int(pool_tokens * (1.0 - reserve_ratio)) - running_tokens
+    ordered = sorted(waiting, key=lambda w: (w.eta_s is None, w.eta_s or 0.0, w.key))
+    taken: list[Waiting] = []
+    refused: list[Waiting] = []
+    for context in ordered:
+        fits = sum(t.num_tokens for t in taken) + context.num_tokens <= budget_tokens
+        (taken if fits else refused).append(context)
+    held_tokens = sum(t.num_tokens for t in taken)
+    slack_tokens = max(block_size_tokens, pool_tokens - running_tokens - held_tokens)
+    decisions = [_decide(context, slack_tokens, block_size_tokens) for context in taken]
+    decisions += [
+        HoldDecision(c.key, HoldVerb.REFUSE, f"over budget: {c.num_tokens} of {max(budget_tokens, 0)} tokens")
+        for c in refused
+    ]
+    return tuple(decisions)
+
+
+def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int) -> HoldDecision:
+    missing_tokens = context.num_tokens - context.resident_tokens
+    if missing_tokens >= block_size_tokens:
+        return HoldDecision(context.key, HoldVerb.RESTORE, f"{missing_tokens} tokens not in the pool")
+    if context.turnover_tokens >= TOUCH_AT_SLACK_RATIO * slack_tokens:
+        return HoldDecision(
+            context.key,
+            HoldVerb.TOUCH,
+            f"pool turned over {context.turnover_tokens} tokens, eviction is {slack_tokens} away",
+        )
+    return HoldDecision(context.key, HoldVerb.LEAVE, "resident and not near eviction")

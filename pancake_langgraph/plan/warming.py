@@ -1,0 +1,60 @@
+"""Whether to warm a predicted successor's prompt ahead of its call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WarmInputs:
+    """All that the decision looks at.
+
+    `p_next` is the successor's probability; `num_tokens` the known prefix; `resident_tokens` what lies in the pool
+    (`None` = not known); `restorable` whether the missing part can come from a tier instead of being computed;
+    `foreground_calls` how many model calls are running; `wasted_ratio` computed tokens wasted so far per prompt token
+    served.
+    """
+
+    p_next: float
+    num_tokens: int
+    resident_tokens: int | None
+    restorable: bool
+    foreground_calls: int
+    pool_tokens: int | None
+    busy_tokens: int
+    wasted_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmVerdict:
+    """`submit` or not, with one phrase of reason."""
+
+    submit: bool
+    reason: str
+
+
+def plan_warm(
+    inputs: WarmInputs,
+    *,
+    p_warm_min: float,
+    reserve_ratio: float,
+    waste_budget_ratio: float,
+    block_size_tokens: int,
+) -> WarmVerdict:
+    """Decide for one successor.  The first rule that refuses gives the reason."""
+    missing_tokens = inputs.num_tokens - (inputs.resident_tokens or 0)
+    if inputs.p_next < p_warm_min:
+        return WarmVerdict(submit=False, reason=f"p={inputs.p_next:.2f} under {p_warm_min:.2f}")
+    if inputs.num_tokens < block_size_tokens:
+        return WarmVerdict(submit=False, reason=f"{inputs.num_tokens} tokens known, less than one block of {block_size_tokens}")
+    if inputs.resident_tokens is not None and missing_tokens < block_size_tokens:
+        return WarmVerdict(submit=False, reason="already resident")
+    if inputs.pool_tokens is not None:
+        free_tokens = int(inputs.pool_tokens * (1.0 - reserve_ratio)) - inputs.busy_tokens
+        if inputs.num_tokens > free_tokens:
+            return WarmVerdict(submit=False, reason=f"no room: {inputs.num_tokens} of {max(free_tokens, 0)} free tokens")
+    if not inputs.restorable and inputs.wasted_ratio > waste_budget_ratio:
+        return WarmVerdict(submit=False, reason=f"waste {inputs.wasted_ratio:.2f} over budget {waste_budget_ratio:.2f}")
+    if not inputs.restorable and inputs.foreground_calls > 1:
+        return WarmVerdict(submit=False, reason=f"{inputs.foreground_calls} calls running, would compute {missing_tokens} tokens")
+    return WarmVerdict(submit=True, reason=f"p={inputs.p_next:.2f}, {missing_tokens} of {inputs.num_tokens} tokens missing")

@@ -1,0 +1,322 @@
+"""Acts: brings expected prompts into the engine's pool and keeps them there.
+
+Woken by events only (a call started or ended, a tool started, the pool changed).  Each waking evaluates every
+expected call once, with the pure rules of `pancake_langgraph.plan`, and starts at most a few requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from pancake_langgraph._errors import EngineError, TierError
+from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
+from pancake_langgraph.engines.base import Engine, Residency
+from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
+from pancake_langgraph.plan import HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
+from pancake_langgraph.prompts.prefix import common_prefix_tokens
+from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
+from pancake_langgraph.runtime.handles import Handle
+from pancake_langgraph.runtime.state import State
+from pancake_langgraph.tiers.base import Tier
+
+logger = logging.getLogger(__name__)
+
+#: Events that arrive within this time are looked at together.
+COALESCE_S = 0.01
+#: A pause expected to be shorter than this is not worth a request.
+MIN_PAUSE_S = 0.2
+
+
+class Actor:
+    """Evaluates and executes.  Lives on the runtime's loop."""
+
+    def __init__(self, state: State, engine: Engine, tier: Tier) -> None:
+        """Act on `engine` and `tier`, which others open and close."""
+        self._state = state
+        self._engine = engine
+        self._tier = tier
+        self._wake = asyncio.Event()
+        self._inflight = 0
+
+    def poke(self) -> None:
+        """Ask for an evaluation."""
+        self._wake.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way and no evaluation is asked for."""
+        return self._inflight == 0 and not self._wake.is_set()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no request is under way."""
+        return self._inflight == 0
+
+    async def serve(self) -> None:
+        """Evaluate whenever poked, until cancelled."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(COALESCE_S)
+            self._wake.clear()
+            try:
+                await self._evaluate()
+            except EngineError as exc:  # hints fail open: counted by the breaker, tried again at the next event
+                self._state.engine_breaker.failed(type(exc).__name__)
+                logger.debug("evaluation failed: %s", type(exc).__name__)
+
+    def give_way(self, place: Place) -> None:
+        """Cancel warm-ups that compute, except the one for the call that has just come."""
+        for expectation in self._state.expectations:
+            if expectation.busy and expectation.computing and expectation.place != place:
+                self._cancel(expectation, "gave way to foreground work")
+
+    def drop(self, expectation: Expectation, reason: str) -> None:
+        """Give up an expectation: finished work is wasted, running work is cancelled."""
+        self._state.expectations.discard(expectation)
+        for handle in expectation.handles:
+            self._settle(handle, Outcome.WASTED, reason)
+        expectation.handles.clear()
+        self._cancel(expectation, reason)
+
+    def settle_claim(self, expectation: Expectation, outcome: Outcome, reason: str) -> None:
+        """Settle all finished work of an expectation whose call has come and ended."""
+        for handle in expectation.handles:
+            self._settle(handle, outcome, reason)
+        expectation.handles.clear()
+
+    def sweep(self) -> None:
+        """Drop what was not claimed within its time to live."""
+        now_s, ttl_s = self._state.clock.now_s(), self._state.settings.action_ttl_s
+        for expectation in self._state.expectations:
+            if now_s - expectation.created_at_s > ttl_s:
+                self.drop(expectation, f"not claimed within {ttl_s:g} s")
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    async def _evaluate(self) -> None:
+        state = self._state
+        resolved = state.resolved
+        if resolved is None:
+            return
+        if not resolved.warm:
+            for expectation in state.expectations:
+                self._refuse(expectation, ActionKind.WARM, resolved.reasons[0] if resolved.reasons else "no warm-ups")
+            return
+        if not state.engine_breaker.may_try():
+            return
+        for expectation in state.expectations:
+            if not expectation.busy:
+                await self._render(expectation)
+        ready = [e for e in state.expectations if e.prefix is not None and not e.busy]
+        residencies = [(e, await self._engine.residency(e.prefix)) for e in ready if e.prefix is not None]
+        live = [(e, r) for e, r in residencies if state.expectations.get(e.place) is e]
+        held = [(e, r) for e, r in live if resolved.hold and r.known and self._is_held(e, r)]
+        held_keys = {id(e) for e, _ in held}
+        self._hold(held)
+        for expectation, residency in live:
+            if id(expectation) not in held_keys:
+                self._warm(expectation, residency, held_tokens=sum(e.edge_tokens for e, _ in held))
+
+    def _is_held(self, expectation: Expectation, residency: Residency) -> bool:
+        missing_tokens = expectation.edge_tokens - residency.resident_tokens
+        return expectation.cause is Cause.RESUME or expectation.restorable or missing_tokens <= 0
+
+    def _hold(self, held: list[tuple[Expectation, Residency]]) -> None:
+        state, resolved = self._state, self._state.resolved
+        if not held or resolved is None or resolved.pool_tokens is None:
+            return
+        now_s = state.clock.now_s()
+        by_key = {}
+        waiting = []
+        for number, (expectation, residency) in enumerate(held):
+            if expectation.used_at_allocated_tokens is None:
+                expectation.used_at_allocated_tokens = residency.allocated_tokens
+            key = f"{number:06d}"
+            by_key[key] = expectation, residency
+            waiting.append(
+                Waiting(
+                    key=key,
+                    num_tokens=expectation.edge_tokens,
+                    resident_tokens=min(residency.resident_tokens, expectation.edge_tokens),
+                    turnover_tokens=residency.allocated_tokens - expectation.used_at_allocated_tokens,
+                    eta_s=None if expectation.eta_at_s is None else max(expectation.eta_at_s - now_s, 0.0),
+                )
+            )
+        for decision in plan_holds(
+            waiting,
+            pool_tokens=resolved.pool_tokens,
+            running_tokens=state.running_tokens,
+            reserve_ratio=state.settings.reserve_ratio,
+            block_size_tokens=resolved.block_size_tokens,
+        ):
+            expectation, residency = by_key[decision.key]
+            if decision.verb is HoldVerb.TOUCH:
+                self._submit(expectation, ActionKind.HOLD, decision.reason, missing_tokens=0)
+            elif decision.verb is HoldVerb.RESTORE:
+                missing = expectation.edge_tokens - residency.resident_tokens
+                self._submit(expectation, ActionKind.WARM, decision.reason, missing_tokens=missing)
+            elif decision.verb is HoldVerb.REFUSE:
+                self._refuse(expectation, ActionKind.HOLD, decision.reason)
+
+    def _warm(self, expectation: Expectation, residency: Residency, *, held_tokens: int) -> None:
+        state, resolved = self._state, self._state.resolved
+        if resolved is None:
+            return
+        if expectation.cause is Cause.RESUME and not residency.known:
+            self._refuse(expectation, ActionKind.HOLD, "residency unknown: the engine gives no KV events")
+            return
+        if not residency.known and (expectation.handles or expectation.refused):
+            return  # warmed or refused once; without events nothing new can be known
+        verdict = plan_warm(
+            WarmInputs(
+                p_next=expectation.p_next,
+                num_tokens=expectation.edge_tokens,
+                resident_tokens=residency.resident_tokens if residency.known else None,
+                restorable=expectation.restorable,
+                foreground_calls=len(state.calls),
+                pool_tokens=resolved.pool_tokens,
+                busy_tokens=state.running_tokens + held_tokens,
+                wasted_ratio=state.wasted_ratio,
+            ),
+            p_warm_min=state.settings.p_warm_min,
+            reserve_ratio=state.settings.reserve_ratio,
+            waste_budget_ratio=state.settings.waste_budget_ratio,
+            block_size_tokens=resolved.block_size_tokens,
+        )
+        if not verdict.submit:
+            self._refuse(expectation, ActionKind.WARM, verdict.reason)
+            return
+        missing = expectation.edge_tokens - residency.resident_tokens
+        self._submit(expectation, ActionKind.WARM, verdict.reason, missing_tokens=missing)
+
+    async def _render(self, expectation: Expectation) -> None:
+        """Find out the tokens of the next prompt, as far as they are certain."""
+        resolved = self._state.resolved
+        if resolved is None or expectation.rendered:
+            return
+        block = resolved.block_size_tokens
+        if expectation.base_ids is not None:
+            if expectation.prefix is None:
+                expectation.set_tokens(expectation.base_ids, block)
+            eta_at_s = expectation.eta_at_s
+            if eta_at_s is not None and eta_at_s - self._state.clock.now_s() < MIN_PAUSE_S:
+                return
+        expectation.rendered = True
+        token_ids = await self._engine.tokenize(expectation.prompt, add_generation_prompt=False)
+        base = expectation.base_ids
+        if base is not None:
+            shared = common_prefix_tokens(base, token_ids)
+            if shared < len(base):  # the template rewrote what was already read: only the shared part is certain
+                token_ids = token_ids[:shared]
+        expectation.set_tokens(token_ids, block)
+
+    # -- execution ------------------------------------------------------------------------------------------------
+
+    def _submit(self, expectation: Expectation, kind: ActionKind, reason: str, *, missing_tokens: int) -> None:
+        state = self._state
+        if expectation.prefix is None or self._inflight >= state.settings.max_inflight_actions:
+            return
+        handle = state.handles.plan(
+            kind,
+            agent=str(expectation.agent),
+            thread_id=expectation.place.thread_id,
+            num_tokens=expectation.edge_tokens,
+            reason=reason,
+        )
+        state.handles.submit(handle, reason)
+        expectation.computing = kind is ActionKind.WARM and not expectation.restorable and missing_tokens > 0
+        self._inflight += 1
+        expectation.task = asyncio.get_running_loop().create_task(
+            self._perform(expectation, handle, expectation.prefix), name=f"pancake-{handle.action_id}"
+        )
+
+    async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> None:
+        state = self._state
+        self._span(handle, SpanStatus.OK, ended=False)
+        status = SpanStatus.OK
+        try:
+            if handle.kind is ActionKind.WARM:
+                await self._prefetch(prefix)
+            priority = state.resolved.priority if state.resolved else 0
+            report = await asyncio.wait_for(
+                self._engine.warm(prefix, priority=priority), timeout=state.settings.warm_deadline_s
+            )
+            if report.cached_tokens is not None:
+                handle.computed_tokens = report.prompt_tokens - report.cached_tokens
+            residency = await self._engine.residency(prefix)
+            expectation.used_at_allocated_tokens = residency.allocated_tokens if residency.known else None
+            state.engine_breaker.succeeded()
+            self._finish(expectation, handle)
+        except asyncio.CancelledError as exc:
+            status = SpanStatus.CANCELLED
+            self._settle(handle, Outcome.WASTED, str(exc) or "runtime closed")
+        except TimeoutError:
+            status = SpanStatus.ERROR
+            state.engine_breaker.failed("warm-up timed out")
+            self._settle(handle, Outcome.FAILED, f"no answer within {state.settings.warm_deadline_s:g} s")
+        except EngineError as exc:
+            status = SpanStatus.ERROR
+            state.engine_breaker.failed(type(exc).__name__)
+            self._settle(handle, Outcome.FAILED, type(exc).__name__)
+        finally:
+            self._inflight -= 1
+            expectation.computing = False
+            self._span(handle, status, ended=True)
+            self.poke()
+
+    async def _prefetch(self, prefix: TokenPrefix) -> None:
+        """Ask the tier to lift what it has from disk first; its silence only costs the lift."""
+        breaker = self._state.tier_breaker
+        if not (self._state.resolved and self._state.resolved.tier and breaker.may_try()):
+            return
+        try:
+            await self._tier.prefetch(prefix)
+        except TierError as exc:
+            breaker.failed(type(exc).__name__)
+            logger.debug("tier did not prefetch: %s", type(exc).__name__)
+        else:
+            breaker.succeeded()
+
+    def _finish(self, expectation: Expectation, handle: Handle) -> None:
+        handle.finished = True
+        if expectation.claimed:
+            self._settle(handle, Outcome.LATE, "its call came first")
+        elif self._state.expectations.get(expectation.place) is expectation:
+            expectation.handles.append(handle)
+        else:
+            self._settle(handle, Outcome.WASTED, "no longer expected")
+
+    def _cancel(self, expectation: Expectation, reason: str) -> None:
+        if expectation.task is not None and not expectation.task.done():
+            expectation.task.cancel(reason)
+
+    def _settle(self, handle: Handle, outcome: Outcome, reason: str) -> None:
+        if outcome is Outcome.WASTED:
+            self._state.counters.wasted_tokens += handle.computed_tokens or 0
+        self._state.handles.settle(handle, outcome, reason)
+
+    def _refuse(self, expectation: Expectation, kind: ActionKind, reason: str) -> None:
+        """Book a refusal, once per expectation and kind of reason (figures in a reason do not make it new)."""
+        key = f"{kind}:{reason.split(':', 1)[0].split('=', 1)[0]}"
+        if key in expectation.refused:
+            return
+        expectation.refused.add(key)
+        self._state.handles.reject(
+            kind,
+            agent=str(expectation.agent),
+            thread_id=expectation.place.thread_id,
+            num_tokens=expectation.edge_tokens,
+            reason=reason,
+        )
+
+    def _span(self, handle: Handle, status: SpanStatus, *, ended: bool) -> None:
+        now_s, span_id = self._state.clock.now_s(), SpanId(handle.action_id)
+        if ended:
+            self._state.ledger.append(
+                SpanEnded(now_s, span_id, status, prompt_tokens=handle.num_tokens)
+            )
+        else:
+            self._state.ledger.append(
+                SpanStarted(now_s, span_id, SpanKind.WARM, f"{handle.kind} {handle.agent}", handle.thread_id, None)
+            )

@@ -1,0 +1,56 @@
+"""A circuit breaker: stop asking a part that does not answer, try again later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pancake_langgraph._clock import Clock
+from pancake_langgraph.ledger import BreakerChanged, Event
+
+
+class Breaker:
+    """Guards one part.  Not thread-safe.
+
+        closed --`failures` in a row--> open --after `open_s`--> half-open --success--> closed
+                                          ^------------- failure ------'
+
+    Every change between open and closed is recorded once.
+    """
+
+    def __init__(
+        self, part: str, *, clock: Clock, record: Callable[[Event], None], failures: int, open_s: float
+    ) -> None:
+        """Start closed."""
+        self._part = part
+        self._clock = clock
+        self._record = record
+        self._max_failures = failures
+        self._open_s = open_s
+        self._failures = 0
+        self._opened_at_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the part is being left alone (also while half-open, until a try succeeds)."""
+        return self._opened_at_s is not None
+
+    def may_try(self) -> bool:
+        """Say whether a request may be sent now: closed, or open for long enough to try again."""
+        return self._opened_at_s is None or self._clock.now_s() - self._opened_at_s >= self._open_s
+
+    def succeeded(self) -> None:
+        """Tell that the part answered."""
+        self._failures = 0
+        if self._opened_at_s is not None:
+            self._opened_at_s = None
+            self._record(BreakerChanged(self._clock.now_s(), self._part, is_open=False, reason="answers again"))
+
+    def failed(self, reason: str) -> None:
+        """Tell that the part did not answer; `reason` is one phrase without prompt text."""
+        self._failures += 1
+        now_s = self._clock.now_s()
+        if self._opened_at_s is not None:
+            self._opened_at_s = now_s
+        elif self._failures >= self._max_failures:
+            self._opened_at_s = now_s
+            self._record(BreakerChanged(now_s, self._part, is_open=True, reason=reason))

@@ -1,0 +1,223 @@
+"""The LangChain callback handler: turns public callbacks into signals.
+
+It does nothing but read, stamp and post; all thinking happens on the runtime's own loop.  One instance may serve any
+number of graphs, threads and event loops at once: it holds no mutable state except a bounded set of run ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import LLMResult
+
+from pancake_langgraph._clock import Clock
+from pancake_langgraph._types import Prompt, ThreadId, Usage
+from pancake_langgraph.ledger import SpanKind, SpanStatus
+from pancake_langgraph.runtime.signals import Closed, FirstPiece, Measured, Opened, Requested, Signal, ToolNamed
+
+logger = logging.getLogger(__name__)
+
+#: LangGraph tags the callback of a node's task with this prefix; inner sequence steps carry `seq:step:`.
+_NODE_TAG = "graph:step:"
+_MAX_OPEN_RUNS = 65_536
+
+
+class RuntimeHandler(BaseCallbackHandler):
+    """Posts signals.  Never raises into the graph."""
+
+    run_inline = True  # order matters, and no callback here blocks
+    raise_error = False
+
+    def __init__(
+        self,
+        post: Callable[[Signal], None],
+        *,
+        clock: Clock,
+        wire_extras: Callable[[], Mapping[str, Any] | None],
+        graph_id: str = "",
+        runtime: object = None,
+    ) -> None:
+        """Send signals to `post`; `wire_extras` gives what each request should ask for (or `None`).
+
+        `graph_id` names the graph whose topology is known; empty for a handler that serves any graph;
+        `runtime` is kept so that the owner can be found again.
+        """
+        self._post = post
+        self._graph_id = graph_id
+        self.runtime = runtime
+        self._clock = clock
+        self._wire_extras = wire_extras
+        self._open: OrderedDict[UUID, str | None] = OrderedDict()
+
+    # -- graph runs and nodes -------------------------------------------------------------------------------------
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any] | None,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report the start of a run or of a node; other chains are of no interest."""
+        meta = metadata or {}
+        name = str(kwargs.get("name") or "")
+        if parent_run_id is None:
+            self._start(run_id, None, SpanKind.RUN, name or "run", meta, state_messages=None)
+        elif any(tag.startswith(_NODE_TAG) for tag in tags or ()):
+            node = str(meta.get("langgraph_node") or name)
+            self._start(run_id, parent_run_id, SpanKind.NODE, node, meta, state_messages=_state_messages(inputs))
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Report the end of a run or node."""
+        self._end(run_id, SpanStatus.OK)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Report a failed run or node."""
+        self._end(run_id, SpanStatus.ERROR)
+
+    # -- model calls ----------------------------------------------------------------------------------------------
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any] | None,
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report the start of a model call."""
+        meta = metadata or {}
+        name = str(meta.get("lc_agent_name") or meta.get("langgraph_node") or "model")
+        self._start(run_id, parent_run_id, SpanKind.CALL, name, meta, state_messages=None)
+
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Report the first piece of an answer, for models that do not tell it themselves."""
+        if self._open.get(run_id, _MISSING) is None:
+            self.on_wire_first_piece(run_id, None)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """Report the end of a model call with its answer in wire form."""
+        self._end(run_id, SpanStatus.OK, _answer(response))
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Report a failed or cancelled model call."""
+        self._end(run_id, SpanStatus.ERROR)
+
+    # -- what only PancakeChatModel tells (see `pancake_langgraph.wire.observer`) ----------------------------------
+
+    def on_wire_request(self, run_id: UUID, payload: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Report the exact request; return what to add to it."""
+        extra = payload.get("extra_body") or {}
+        max_tokens = payload.get("max_tokens") or payload.get("max_completion_tokens")
+        self._post(
+            Requested(
+                at_s=self._clock.now_s(),
+                run_id=run_id,
+                prompt=Prompt.of(payload.get("messages") or (), payload.get("tools")),
+                cache_salt=extra.get("cache_salt") or payload.get("cache_salt"),
+                max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+            )
+        )
+        return self._wire_extras()
+
+    def on_wire_first_piece(self, run_id: UUID, prompt_token_ids: tuple[int, ...] | None) -> None:
+        """Report the first piece of the answer, once."""
+        if self._open.get(run_id, _MISSING) is not None:
+            return
+        self._open[run_id] = "answering"
+        self._post(FirstPiece(self._clock.now_s(), run_id, prompt_token_ids))
+
+    def on_wire_tool_name(self, run_id: UUID, tool_name: str) -> None:
+        """Report the first tool name in the streamed answer."""
+        self._post(ToolNamed(self._clock.now_s(), run_id, tool_name))
+
+    def on_wire_end(self, run_id: UUID, usage: Usage | None, finish_reason: str | None) -> None:
+        """Report the token counts."""
+        self._post(Measured(self._clock.now_s(), run_id, usage))
+
+    # -- tools ----------------------------------------------------------------------------------------------------
+
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any] | None,
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report the start of a tool."""
+        name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
+        self._start(run_id, parent_run_id, SpanKind.TOOL, name, metadata or {}, state_messages=None)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Report the end of a tool."""
+        self._end(run_id, SpanStatus.OK)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Report a failed tool."""
+        self._end(run_id, SpanStatus.ERROR)
+
+    # -- shared ---------------------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        run_id: UUID,
+        parent_id: UUID | None,
+        kind: SpanKind,
+        name: str,
+        meta: Mapping[str, Any],
+        *,
+        state_messages: tuple[BaseMessage, ...] | None,
+    ) -> None:
+        self._open[run_id] = None
+        if len(self._open) > _MAX_OPEN_RUNS:
+            self._open.popitem(last=False)
+        self._post(
+            Opened(
+                at_s=self._clock.now_s(),
+                run_id=run_id,
+                parent_id=parent_id,
+                kind=kind,
+                name=name,
+                thread_id=ThreadId(str(meta.get("thread_id") or "")),
+                checkpoint_ns=str(meta.get("langgraph_checkpoint_ns") or ""),
+                agent_name=meta.get("lc_agent_name"),
+                graph_id=self._graph_id,
+                state_messages=state_messages,
+            )
+        )
+
+    def _end(self, run_id: UUID, status: SpanStatus, answer: AIMessage | None = None) -> None:
+        if self._open.pop(run_id, _MISSING) is not _MISSING:
+            self._post(Closed(self._clock.now_s(), run_id, status, answer))
+
+
+_MISSING: Any = object()
+
+
+def _state_messages(inputs: Any) -> tuple[BaseMessage, ...] | None:
+    """Return the `messages` of a node's input state, or `None` when there are none to read."""
+    messages = inputs.get("messages") if isinstance(inputs, Mapping) else getattr(inputs, "messages", None)
+    if not isinstance(messages, Sequence) or not messages or not all(isinstance(m, BaseMessage) for m in messages):
+        return None
+    return tuple(messages)
+
+
+def _answer(response: LLMResult) -> AIMessage | None:
+    generations = response.generations[0] if response.generations else []
+    message = getattr(generations[0], "message", None) if generations else None
+    return message if isinstance(message, AIMessage) else None

@@ -1,0 +1,284 @@
+"""The runtime: composes engine, tier, forecast, ledger; owns one background loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pancake_langgraph._clock import Clock, MonotonicClock
+from pancake_langgraph._errors import PancakeError
+from pancake_langgraph._types import Outcome
+from pancake_langgraph.config import EngineFacts, Resolved, RuntimeSettings, resolve
+from pancake_langgraph.engines.base import Capabilities, Engine, ReportsEvictions
+from pancake_langgraph.engines.registry import create_engine
+from pancake_langgraph.forecast import Forecaster, create_forecaster
+from pancake_langgraph.ledger import Ledger, LedgerStatistics, SpanKind
+from pancake_langgraph.runtime.actor import Actor
+from pancake_langgraph.runtime.background import BackgroundLoop
+from pancake_langgraph.runtime.handler import RuntimeHandler
+from pancake_langgraph.runtime.signals import Signal
+from pancake_langgraph.runtime.state import State
+from pancake_langgraph.runtime.watcher import Watcher
+from pancake_langgraph.tiers.base import Tier
+from pancake_langgraph.tiers.registry import create_tier
+from pancake_langgraph.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 5.0
+_PROBE_AGAIN_S = 2.0
+_SWEEP_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStatistics:
+    """One snapshot.
+
+    `calls` were seen since the start, `open_calls` are under way, `expected_calls` are expected now; `failed_signals`
+    could not be taken in (a bug: please report); `resolved` is what runs (`None` until the engine was probed).
+    """
+
+    calls: int
+    open_calls: int
+    expected_calls: int
+    failed_signals: int
+    ledger: LedgerStatistics
+    resolved: Resolved | None
+
+
+class Runtime:
+    """Watches runs, forecasts, and acts.
+
+    The constructor is pure.  The background loop starts with the first signal (or `start`); `close` ends it.  All
+    public methods are thread-safe; none may be called from the background loop itself.
+    """
+
+    def __init__(
+        self,
+        settings: RuntimeSettings,
+        *,
+        engine: Engine | None = None,
+        tier: Tier | None = None,
+        ledger: Ledger | None = None,
+        forecaster: Forecaster | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Compose a runtime; parts not given are made from `settings`."""
+        self.settings = settings
+        self.ledger = ledger or Ledger()
+        self._clock = clock or MonotonicClock()
+        self._engine = engine or create_engine(
+            settings.engine,
+            base_url=settings.base_url,
+            model=settings.model,
+            api_key=settings.api_key,
+            kv_events_endpoint=settings.kv_events_endpoint,
+            kv_replay_endpoint=settings.kv_replay_endpoint,
+        )
+        self._tier = tier or create_tier(
+            "lmcache" if settings.tier_url else "null",
+            url=settings.tier_url,
+            model_key=settings.tier_model,
+            deadline_s=settings.tier_deadline_s,
+        )
+        self._state = State.build(
+            settings, clock=self._clock, ledger=self.ledger, forecaster=forecaster or create_forecaster()
+        )
+        self._background = BackgroundLoop("pancake-runtime")
+        self._actor: Actor | None = None
+        self._watcher: Watcher | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # -- the outside ----------------------------------------------------------------------------------------------
+
+    def handler(self, *, graph_id: str = "") -> RuntimeHandler:
+        """Return a callback handler that reports to this runtime."""
+        return RuntimeHandler(self.post, clock=self._clock, wire_extras=self.wire_extras, graph_id=graph_id, runtime=self)
+
+    def learn_topology(self, topology: Topology) -> str:
+        """Tell the forecast a graph's topology; return the id its handler must carry."""
+        graph_id = topology.fingerprint
+        self._state.forecaster.add_graph(graph_id, topology)
+        self._state.handoff_tools[graph_id] = frozenset(
+            handoff.tool for node in topology.nodes for handoff in node.handoffs
+        )
+        return graph_id
+
+    def start(self) -> Resolved:
+        """Start now and wait until the engine was probed; otherwise both happen with the first run.
+
+        Raises:
+            EngineError: if the engine cannot be probed.
+        """
+        return self._background.run(self._start_and_probe()).result()
+
+    def wait_idle(self, *, timeout_s: float = 10.0) -> bool:
+        """Wait until every signal so far was taken in and no action is under way; return whether that came true."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if self._background.run(self._is_idle()).result():
+                return True
+            time.sleep(0.005)
+        return False
+
+    def statistics(self) -> RuntimeStatistics:
+        """Return one snapshot."""
+        state = self._state
+        return RuntimeStatistics(
+            calls=state.counters.calls,
+            open_calls=len(state.calls),
+            expected_calls=len(state.expectations),
+            failed_signals=state.counters.failed_signals,
+            ledger=self.ledger.statistics(),
+            resolved=state.resolved,
+        )
+
+    def check_integrity(self) -> None:
+        """Check that every action is accounted for.
+
+        Raises:
+            InvariantError: if not.
+        """
+        self.ledger.check_integrity()
+
+    def close(self) -> None:
+        """Give up all work, settle every action, release everything.  Idempotent; bounded in time."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._actor is not None:
+            try:
+                self._background.run(self._shutdown()).result(_CLOSE_TIMEOUT_S)
+            except TimeoutError:
+                logger.warning("runtime did not close within %.0f s; its thread is left behind", _CLOSE_TIMEOUT_S)
+        self._background.stop()
+
+    def __enter__(self) -> Runtime:
+        """Return itself; the runtime starts with the first run."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # -- from the user's threads -----------------------------------------------------------------------------------
+
+    def post(self, signal: Signal) -> None:
+        """Take in a signal; returns at once, never raises."""
+        if not self._closed:
+            self._background.call(self._receive, signal)
+
+    def wire_extras(self) -> Mapping[str, Any] | None:
+        """Return what each request should ask the engine for, or `None`."""
+        resolved = self._state.resolved
+        return {"return_token_ids": True} if resolved is not None and resolved.ask_token_ids else None
+
+    # -- on the background loop -------------------------------------------------------------------------------------
+
+    def _receive(self, signal: Signal) -> None:
+        if self._watcher is None:
+            self._compose()
+        watcher = self._watcher
+        if watcher is None:
+            return
+        try:
+            watcher.receive(signal)
+        except Exception:  # noqa: BLE001 - hints fail open: counted, logged once, never seen by the graph
+            self._state.counters.failed_signals += 1
+            level = logging.WARNING if self._state.counters.failed_signals == 1 else logging.DEBUG
+            logger.log(level, "a %s signal could not be taken in", type(signal).__name__, exc_info=True)
+
+    def _compose(self) -> None:
+        self._actor = Actor(self._state, self._engine, self._tier)
+        self._watcher = Watcher(self._state, self._actor)
+        if isinstance(self._engine, ReportsEvictions):
+            self._engine.add_residency_listener(self._actor.poke)
+        self._spawn(self._actor.serve())
+        self._spawn(self._keep_probing())
+        self._spawn(self._keep_house())
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_and_probe(self) -> Resolved:
+        if self._watcher is None:
+            self._compose()
+        return await self._probe()
+
+    async def _probe(self) -> Resolved:
+        await self._engine.open()
+        await self._tier.open()
+        facts = _facts(await self._engine.probe())
+        resolved = resolve(self.settings, facts)
+        if self._state.resolved is None:
+            logger.info("pancake runtime on %s: %s", self._engine.name, "; ".join(resolved.reasons) or "all on")
+        self._state.resolved = resolved
+        return resolved
+
+    async def _keep_probing(self) -> None:
+        """Probe until the engine answers; until then everything is only observed."""
+        told = False
+        while self._state.resolved is None:
+            try:
+                await self._probe()
+            except PancakeError as exc:
+                level = logging.DEBUG if told else logging.WARNING
+                logger.log(level, "engine not probed, observing only for now: %s", exc)
+                told = True
+                await asyncio.sleep(_PROBE_AGAIN_S)
+        if self._actor is not None:
+            self._actor.poke()
+
+    async def _keep_house(self) -> None:
+        """Drop stale expectations; while runs are open, watch the tier's pulse so that its loss is seen without a try."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            if self._actor is not None and len(self._state.expectations):
+                self._actor.sweep()
+            breaker = self._state.tier_breaker
+            if self.settings.tier_url and self._state.spans.num_open(SpanKind.RUN) and breaker.may_try():
+                health = await self._tier.health()
+                if health.alive:
+                    breaker.succeeded()
+                else:
+                    breaker.failed(health.detail)
+
+    async def _is_idle(self) -> bool:
+        return self._actor is None or self._actor.idle
+
+    async def _shutdown(self) -> None:
+        if self._actor is not None:
+            for expectation in self._state.expectations:
+                self._actor.drop(expectation, "runtime closed")
+            for call in list(self._state.calls.values()):
+                if call.claim is not None:
+                    self._actor.settle_claim(call.claim, Outcome.WASTED, "runtime closed")
+            while not self._actor.quiet:
+                await asyncio.sleep(0.005)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self._engine.close()
+        await self._tier.close()
+
+
+def _facts(found: Capabilities) -> EngineFacts:
+    return EngineFacts(
+        tokenizer=found.tokenizer,
+        token_prompts=found.token_prompts,
+        prompt_token_ids=found.prompt_token_ids,
+        priority=found.priority,
+        kv_events=found.kv_events,
+        prefix_caching=found.prefix_caching,
+        block_size_tokens=found.block_size_tokens,
+        pool_tokens=found.pool_tokens,
+    )

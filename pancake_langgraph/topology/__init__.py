@@ -1,0 +1,1 @@
+"""Reading graphs: what a compiled graph declares about who runs after whom."""

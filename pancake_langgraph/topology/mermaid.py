@@ -1,0 +1,73 @@
+"""Drawing a topology as a Mermaid flow chart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pancake_langgraph.topology.graph import END, START, Edge, NodeInfo, Topology
+
+_ARROWS = {"plain": "-->", "join": "==>", "unknown": "-.->"}
+
+
+def to_mermaid(topology: Topology, probabilities: Mapping[tuple[str, str], float] | None = None) -> str:
+    """Return Mermaid text, one box per node and sub-graphs as nested boxes.
+
+    `probabilities` maps (source, target) to a value in [0, 1] and is written on the edges it has.  Solid arrows always
+    fire, thick ones wait for all their sources, dotted ones are decided at run time.  A node whose jumps are not all
+    declared points to a question mark.
+    """
+    known = probabilities or {}
+    lines = ["flowchart TD"]
+    ids: dict[str, str] = {}
+    _draw_level(topology, "", "  ", lines, ids)
+    lines += [f"  {_name(e.source, ids)} {_arrow(e, known)} {_name(e.target, ids)}" for e in topology.edges]
+    for index, source in enumerate(sorted(topology.unknown_sources)):
+        lines.append(f'  {_name(source, ids)} -.-> unknown{index}{{"?"}}')
+    return "\n".join(_collect_missing(topology, ids, lines)) + "\n"
+
+
+def _draw_level(topology: Topology, prefix: str, indent: str, lines: list[str], ids: dict[str, str]) -> None:
+    for node_id, shape in ((f"{prefix}{START}", '(["start"])'), (f"{prefix}{END}", '(["end"])')):
+        if any(node_id in (edge.source, edge.target) for edge in topology.edges):
+            lines.append(f"{indent}{_name(node_id, ids)}{shape}")
+    for node in topology.nodes:
+        if not node.id.startswith(prefix) or "|" in node.id[len(prefix) :]:
+            continue
+        if node.kind == "subgraph" and any(other.id.startswith(f"{node.id}|") for other in topology.nodes):
+            lines.append(f'{indent}subgraph {_name(node.id, ids)}["{_escape(node.id)}"]')
+            _draw_level(topology, f"{node.id}|", indent + "  ", lines, ids)
+            lines.append(f"{indent}end")
+        else:
+            lines.append(f'{indent}{_name(node.id, ids)}["{_caption(node, prefix)}"]')
+
+
+def _collect_missing(topology: Topology, ids: dict[str, str], lines: list[str]) -> list[str]:
+    """Name targets that edges mention but the graph does not declare, so that they are readable."""
+    declared = {node.id for node in topology.nodes}
+    missing = [node_id for node_id in ids if node_id not in declared and not node_id.endswith((START, END))]
+    return [lines[0], *(f'  {ids[node_id]}["{_escape(node_id)} (not declared)"]' for node_id in missing), *lines[1:]]
+
+
+def _caption(node: NodeInfo, prefix: str) -> str:
+    notes: list[str] = [node.kind] if node.kind not in ("plain", "unknown") else []
+    notes += ["deferred"] if node.deferred else []
+    name = _escape(node.id[len(prefix) :])
+    return f"{name}<br/>{', '.join(notes)}" if notes else name
+
+
+def _arrow(edge: Edge, probabilities: Mapping[tuple[str, str], float]) -> str:
+    arrow = _ARROWS.get(edge.kind, "-.->") if edge.is_certain or edge.kind == "unknown" else "-.->"
+    parts = [edge.label] if edge.label else []
+    p_next = probabilities.get((edge.source, edge.target))
+    if p_next is not None:
+        parts.append(f"p={p_next:.2f}")
+    return f'{arrow}|"{_escape(" ".join(parts))}"|' if parts else arrow
+
+
+def _name(node_id: str, ids: dict[str, str]) -> str:
+    """Return a Mermaid-safe identifier; names are free text, identifiers are not."""
+    return ids.setdefault(node_id, f"n{len(ids)}")
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")

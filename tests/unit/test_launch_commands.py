@@ -1,0 +1,165 @@
+"""Command lines are pure functions of plans; plans refuse what cannot work."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pancake_langgraph._errors import ConfigError, LaunchError
+from pancake_langgraph.launch import EngineProcess, StackPlan, TierPlan
+from pancake_langgraph.launch.lmcache_command import TierPlaces, lmcache_command
+from pancake_langgraph.launch.vllm_command import EnginePlaces, vllm_command
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def plan(model_dir: Path) -> StackPlan:
+    return StackPlan(model_dir=model_dir, tier=TierPlan())
+
+
+PLACES = EnginePlaces(port=8011, socket_dir=Path("/run/pk"), tier_port=5555)
+TIER_PLACES = TierPlaces(port=5555, http_port=8089, shm_name="pancake_x", l2_dir=Path("/run/l2"))
+
+
+def value_of(argv: tuple[str, ...], flag: str) -> str:
+    return argv[argv.index(flag) + 1]
+
+
+def test_the_engine_starts_as_a_module_on_loopback_only(plan: StackPlan) -> None:
+    command = vllm_command(plan, PLACES, device="cpu")
+    assert command.argv[1:3] == ("-m", "vllm.entrypoints.openai.api_server")
+    assert value_of(command.argv, "--host") == "127.0.0.1"
+    assert command.env["VLLM_HOST_IP"] == "127.0.0.1"
+    assert not [part for part in command.argv if "0.0.0.0" in part]
+
+
+def test_a_cpu_engine_is_eager_in_one_process_with_bounded_steps(plan: StackPlan) -> None:
+    command = vllm_command(plan, PLACES, device="cpu")
+    assert "--enforce-eager" in command.argv
+    assert value_of(command.argv, "--distributed-executor-backend") == "uni"
+    assert command.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert command.env["OMP_NUM_THREADS"] == "1"
+    assert value_of(command.argv, "--max-num-batched-tokens") == "256"
+    assert value_of(command.argv, "--long-prefill-token-threshold") == "128"
+    assert value_of(command.argv, "--scheduling-policy") == "priority"
+
+
+def test_a_gpu_engine_gets_none_of_the_cpu_switches(plan: StackPlan) -> None:
+    command = vllm_command(plan, PLACES, device="gpu")
+    assert "--enforce-eager" not in command.argv
+    assert "--distributed-executor-backend" not in command.argv
+    assert not {"VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS"} & set(command.env)
+
+
+def test_a_lost_tier_is_recomputed_and_waited_for_two_seconds_at_most(plan: StackPlan) -> None:
+    transfer = json.loads(value_of(vllm_command(plan, PLACES, device="cpu").argv, "--kv-transfer-config"))
+    assert transfer["kv_load_failure_policy"] == "recompute"
+    extra = transfer["kv_connector_extra_config"]
+    assert (extra["lmcache.mp.mq_timeout"], extra["lmcache.mp.heartbeat_interval"]) == (2.0, 1.0)
+    assert (extra["lmcache.mp.host"], extra["lmcache.mp.port"]) == ("tcp://127.0.0.1", 5555)
+
+
+def test_without_a_tier_the_engine_has_no_connector(plan: StackPlan) -> None:
+    command = vllm_command(replace(plan, tier=None), replace(PLACES, tier_port=None), device="cpu")
+    assert "--kv-transfer-config" not in command.argv
+
+
+def test_kv_events_go_over_private_sockets(plan: StackPlan) -> None:
+    events = json.loads(value_of(vllm_command(plan, PLACES, device="cpu").argv, "--kv-events-config"))
+    assert events["endpoint"] == PLACES.kv_events_endpoint == "ipc:///run/pk/kv.sock"
+    assert events["replay_endpoint"] == PLACES.kv_replay_endpoint == "ipc:///run/pk/kvr.sock"
+    assert events["enable_kv_cache_events"] is True
+    assert "--kv-events-config" not in vllm_command(replace(plan, kv_events=False), PLACES, device="cpu").argv
+
+
+def test_development_routes_are_off_unless_asked_for(plan: StackPlan) -> None:
+    assert "VLLM_SERVER_DEV_MODE" not in vllm_command(plan, PLACES, device="cpu").env
+    assert vllm_command(replace(plan, dev_routes=True), PLACES, device="cpu").env["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_template_and_tool_parser_are_passed_on(plan: StackPlan, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("x")
+    argv = vllm_command(replace(plan, chat_template=template), PLACES, device="cpu").argv
+    assert value_of(argv, "--chat-template") == str(template)
+    assert value_of(argv, "--tool-call-parser") == "hermes"
+    assert (
+        "--enable-auto-tool-choice" not in vllm_command(replace(plan, tool_call_parser=None), PLACES, device="cpu").argv
+    )
+
+
+def test_a_socket_folder_too_long_for_unix_sockets_is_refused(plan: StackPlan) -> None:
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        vllm_command(plan, replace(PLACES, socket_dir=Path("/x" * 40)), device="cpu")
+
+
+def test_a_cpu_block_size_must_be_a_multiple_of_32(plan: StackPlan) -> None:
+    odd = replace(plan, block_size_tokens=48, tier=TierPlan(chunk_tokens=96))
+    with pytest.raises(ConfigError, match="multiples of 32"):
+        vllm_command(odd, PLACES, device="cpu")
+    assert vllm_command(odd, PLACES, device="gpu")
+
+
+def test_the_cpu_tier_uses_engine_driven_shared_memory_and_keeps_prefetched_chunks() -> None:
+    command = lmcache_command(TierPlan(l1_bytes=1024**3), TIER_PLACES, device="cpu")
+    assert value_of(command.argv, "--supported-transfer-mode") == "engine_driven"
+    assert value_of(command.argv, "--shm-name") == "pancake_x"
+    assert value_of(command.argv, "--l2-prefetch-policy") == "retain"
+    assert float(value_of(command.argv, "--l1-size-gb")) == 1.0
+    assert json.loads(value_of(command.argv, "--l2-adapter")) == {"type": "fs", "base_path": "/run/l2"}
+    assert value_of(command.argv, "--host") == value_of(command.argv, "--http-host") == "127.0.0.1"
+
+
+def test_the_gpu_tier_moves_kv_its_own_way() -> None:
+    command = lmcache_command(TierPlan(), TIER_PLACES, device="gpu")
+    assert "--supported-transfer-mode" not in command.argv
+    assert "--shm-name" not in command.argv
+
+
+def test_without_a_disk_tier_there_is_no_adapter() -> None:
+    argv = lmcache_command(TierPlan(l2=False), replace(TIER_PLACES, l2_dir=None), device="cpu").argv
+    assert "--l2-adapter" not in argv
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kv_pool_bytes", 10),
+        ("block_size_tokens", 40),
+        ("max_model_len_tokens", 1),
+        ("max_num_batched_tokens", 0),
+        ("long_prefill_threshold_tokens", 512),
+        ("num_threads", 0),
+        ("engine_port", 70000),
+        ("served_model_name", " "),
+        ("ready_timeout_s", 0.0),
+        ("model_dir", Path("nowhere")),
+        ("chat_template", Path("nowhere")),
+        ("block_size_tokens", 128),
+    ],
+)
+def test_plans_refuse_values_that_cannot_work(plan: StackPlan, field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match="got .*allowed"):
+        replace(plan, **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"l1_bytes": 1}, {"chunk_tokens": 1}, {"port": 0}, {"port": 5, "http_port": 5}, {"mq_timeout_s": 0.0}],
+)
+def test_tier_plans_refuse_values_that_cannot_work(bad: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="got"):
+        TierPlan(**bad)  # type: ignore[arg-type]
+
+
+def test_an_engine_whose_plan_has_a_tier_needs_one(plan: StackPlan) -> None:
+    with pytest.raises(LaunchError, match="TierProcess"):
+        EngineProcess(plan)
