@@ -10,6 +10,7 @@
     │   │   └── ContextOverflow    prompt plus requested output exceed the window
     │   ├── EngineFault            the server answered 5xx
     │   ├── MalformedStream        the answer is not what the wire format allows
+    │   ├── StructuredOutputError  the answer is empty, cut short or does not fit the schema
     │   └── Unsupported            this engine cannot do that (capability missing)
     ├── TierError                  the KV cache server
     ├── LaunchError                a child process did not start, or died
@@ -69,6 +70,10 @@ class EngineFault(EngineError):
 
 class MalformedStream(EngineError):
     """The server sent something that the wire format does not allow."""
+
+
+class StructuredOutputError(EngineError, ValueError):
+    """The answer is not the structured value that was asked for; the message names the finish reason."""
 
 
 class Unsupported(EngineError):

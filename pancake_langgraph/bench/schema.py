@@ -35,7 +35,7 @@ class MetricStatistics:
 
 @dataclass(frozen=True, slots=True)
 class RatioStatistics:
-    """Spread of one ratio over the paired repeats.  Above 1 the second arm of the key is better, whatever the metric."""
+    """Spread of one ratio over the paired repeats.  Above 1 the second arm of the key is better, in every metric."""
 
     median: float = field(metadata={"doc": "Median over the repeats."})
     min: float = field(metadata={"doc": "Worst repeat for the second arm."})

@@ -39,9 +39,6 @@ POOL_MEDIUM: Final = "GPU"
 
 #: Fields that carry reasoning text in deltas, newest name first.
 REASONING_FIELDS: Final = ("reasoning", "reasoning_content")
-#: `param` values by which the engine says that the window is too small.
-OVERFLOW_PARAMS: Final = frozenset({"input_tokens", "max_tokens", "max_completion_tokens"})
-OVERFLOW_CODES: Final = frozenset({"context_length_exceeded"})
 #: The first release whose prompts may carry a salt.
 _CACHE_SALT_SINCE: Final = (0, 9)
 

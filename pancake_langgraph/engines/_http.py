@@ -5,31 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
 
-from pancake_langgraph._errors import (
-    ConfigError,
-    ContextOverflow,
-    EngineError,
-    EngineFault,
-    EngineRejected,
-    EngineTimeout,
-    EngineUnavailable,
-    MalformedStream,
-    ModelNotFound,
-)
-from pancake_langgraph.engines import _compat
-from pancake_langgraph.engines._sse import SseDecoder
+from pancake_langgraph._errors import ConfigError, EngineError, EngineUnavailable, MalformedStream
+from pancake_langgraph.wire.errors import CallFacts, cut_stream, error_from_response, timed_out, unreachable
+from pancake_langgraph.wire.sse import DONE, EventDecoder
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-_MAX_MESSAGE_CHARS: Final = 300
 _MAX_CONNECTIONS: Final = 64
 _CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -65,6 +54,11 @@ class HttpSession:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._deadline_s = deadline_s
         self._client: httpx.AsyncClient | None = None
+
+    @property
+    def facts(self) -> CallFacts:
+        """What errors about this server name."""
+        return _facts_of(self.root, None)
 
     def open(self) -> None:
         """Make the connection pool.  Idempotent."""
@@ -113,7 +107,7 @@ class HttpSession:
 
     async def stream_json(
         self, route: str, body: dict[str, Any], *, stall_s: float, total_s: float
-    ) -> AsyncIterator[dict[str, Any] | None]:
+    ) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield each chunk of a server-sent stream, and `None` for the end mark; closing the iterator hangs up.
 
         Raises:
@@ -122,17 +116,17 @@ class HttpSession:
         """
         until = asyncio.get_running_loop().time() + total_s
         async with aclosing(self._raw_stream(route, body, stall_s, until)) as chunks:
-            decoder = SseDecoder()
+            decoder = EventDecoder()
             async for chunk in chunks:
                 for data in decoder.feed(chunk):
                     yield _chunk_of(data)
-            if (rest := decoder.finish()) is not None:
-                yield _chunk_of(rest)
+            for data in decoder.finish():
+                yield _chunk_of(data)
 
     async def _raw_stream(
         self, route: str, body: dict[str, Any], stall_s: float, until: float
-    ) -> AsyncIterator[bytes]:
-        client = self._opened()
+    ) -> AsyncGenerator[bytes, None]:
+        client, facts = self._opened(), _facts_of(self.root, body)
         request = client.build_request("POST", route, json=body)
         try:
             async with asyncio.timeout(_time_left(stall_s, until)):
@@ -141,7 +135,7 @@ class HttpSession:
                 if response.status_code != httpx.codes.OK:
                     async with asyncio.timeout(self._deadline_s):
                         await response.aread()
-                    raise error_for_status(response.status_code, response.text, what=route)
+                    raise error_from_response(response.status_code, response.text, facts)
                 parts = response.aiter_bytes()
                 while True:
                     async with asyncio.timeout(_time_left(stall_s, until)):  # never around a `yield`
@@ -152,19 +146,20 @@ class HttpSession:
             finally:
                 await response.aclose()
         except (httpx.TransportError, TimeoutError, httpx.InvalidURL) as exc:
-            raise _transport_error(exc, what=route, root=self.root, limit_s=stall_s) from exc
+            raise _transport_error(exc, facts, limit_s=stall_s) from exc
 
     async def _call(
         self, method: str, route: str, body: dict[str, Any] | None, deadline_s: float | None
     ) -> httpx.Response:
         limit_s = self._deadline_s if deadline_s is None else deadline_s
+        facts = _facts_of(self.root, body)
         try:
             async with asyncio.timeout(limit_s):
                 response = await self._opened().request(method, route, json=body)
         except (httpx.TransportError, TimeoutError, httpx.InvalidURL, httpx.DecodingError) as exc:
-            raise _transport_error(exc, what=route, root=self.root, limit_s=limit_s) from exc
+            raise _transport_error(exc, facts, limit_s=limit_s) from exc
         if not response.is_success:
-            raise error_for_status(response.status_code, response.text, what=route)
+            raise error_from_response(response.status_code, response.text, facts)
         return response
 
     def _opened(self) -> httpx.AsyncClient:
@@ -174,52 +169,34 @@ class HttpSession:
         return self._client
 
 
-def error_for_status(status: int, body: str, *, what: str) -> EngineError:
-    """Return the typed error for an HTTP answer that is not a success."""
-    message, param, code = _reason(body)
-    text = f"{what}: the server answered {status}: {message}"
-    if status >= 500:
-        return EngineFault(f"{text}; look at the server's log", status_code=status)
-    if param in _compat.OVERFLOW_PARAMS or code in _compat.OVERFLOW_CODES or "maximum context length" in message:
-        return ContextOverflow(f"{text}; shorten the prompt or lower max_tokens", status_code=status)
-    if status == 404 and param == "model":
-        return ModelNotFound(f"{text}; correct the model name", status_code=status)
-    if status in (401, 403):
-        return EngineRejected(f"{text}; give the right api_key", status_code=status)
-    return EngineRejected(text, status_code=status)
-
-
-def error_in_stream(payload: Any, *, what: str) -> EngineError:
+def error_in_stream(payload: Any, facts: CallFacts) -> EngineError:
     """Return the typed error for an error object in the middle of a stream."""
     code = payload.get("code") if isinstance(payload, dict) else None
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    return error_for_status(status, json.dumps({"error": payload}), what=what)
+    return error_from_response(status, json.dumps({"error": payload}), facts)
 
 
-def _transport_error(exc: Exception, *, what: str, root: str, limit_s: float) -> EngineError:
+def _transport_error(exc: Exception, facts: CallFacts, *, limit_s: float) -> EngineError:
     if isinstance(exc, TimeoutError | httpx.TimeoutException):
-        return EngineTimeout(f"{what}: no answer from {root} within {limit_s:g} s; is the server overloaded or stopped?")
-    if isinstance(exc, httpx.ConnectError):
-        return EngineUnavailable(f"{what}: cannot connect to {root} ({exc}); start the server or correct base_url")
-    if isinstance(exc, httpx.DecodingError | httpx.RemoteProtocolError) and "without sending" not in str(exc):
-        return EngineUnavailable(f"{what}: {root} ended or garbled its answer ({exc}); look at the server's log")
-    return EngineUnavailable(f"{what}: {root} hung up ({type(exc).__name__}); look at the server's log")
+        return timed_out(facts, f"{limit_s:g} s")
+    if isinstance(exc, httpx.ConnectError | httpx.InvalidURL):
+        return unreachable(facts, str(exc) or type(exc).__name__)
+    return cut_stream(facts, type(exc).__name__)
 
 
-def _reason(body: str) -> tuple[str, str | None, str | None]:
-    try:
-        decoded = json.loads(body)
-    except ValueError:
-        return body.strip()[:_MAX_MESSAGE_CHARS] or "no reason given", None, None
-    error = decoded.get("error", decoded) if isinstance(decoded, dict) else decoded
-    if not isinstance(error, dict):
-        return str(error)[:_MAX_MESSAGE_CHARS], None, None
-    message = error.get("message") or error.get("detail") or "no reason given"
-    param, code = error.get("param"), error.get("code")
-    return (
-        str(message)[:_MAX_MESSAGE_CHARS],
-        param if isinstance(param, str) else None,
-        code if isinstance(code, str) else None,
+def _facts_of(root: str, body: dict[str, Any] | None) -> CallFacts:
+    """Gather what errors may name, and the texts that they must not repeat."""
+    body = body or {}
+    texts = (
+        message["content"]
+        for message in body.get("messages") or ()
+        if isinstance(message, Mapping) and isinstance(message.get("content"), str)
+    )
+    return CallFacts(
+        url=f"{root}/v1",
+        model=str(body.get("model") or ""),
+        max_tokens=body.get("max_tokens"),
+        prompt_texts=tuple(texts),
     )
 
 
@@ -231,7 +208,7 @@ def _decoded(response: httpx.Response, route: str) -> Any:
 
 
 def _chunk_of(data: str) -> dict[str, Any] | None:
-    if data.strip() == "[DONE]":
+    if data.strip() == DONE:
         return None
     try:
         chunk = json.loads(data)

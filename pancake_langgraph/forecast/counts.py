@@ -70,8 +70,10 @@ class CountTable:
             self._rows.popitem(last=False)
 
 
-def smooth(row: Mapping[str, float], below: Mapping[str, float], strength: float) -> dict[str, float]:
+def smooth(row: Mapping[str, float], below: Mapping[str, float], strength: float) -> Mapping[str, float]:
     """Blend counts with a prior distribution worth `strength` observations (a Dirichlet posterior mean)."""
+    if not row:
+        return below
     total = sum(row.values()) + strength
     blended = {target: strength * p / total for target, p in below.items()}
     for target, count in row.items():

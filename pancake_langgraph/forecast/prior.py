@@ -60,7 +60,7 @@ def exits_of(topology: Topology | None, node: str) -> Exits:
     for edge in errors:
         weights.setdefault(edge.target, _ERROR_WEIGHT)
     total = sum(weights.values()) + unknown or 1.0
-    steps = {hop.target: n for hop in hops if (n := topology.steps_between(hop)) > 1}
+    steps: dict[str, int] = {hop.target: n for hop in hops if (n := topology.steps_between(hop)) > 1}
     return Exits(
         certain,
         {target: weight / total for target, weight in weights.items()},
@@ -138,13 +138,16 @@ def _merge_exclusive(groups: Mapping[str, list[Edge]]) -> dict[str, list[Edge]]:
     return merged
 
 
-def describe(kind: str) -> str:
-    """Return the phrase for the decision log that stands for an edge kind."""
-    return {
-        "plain": "the only edge",
-        "join": "join waits for its sources",
-        "unknown": "named in the code that decides",
-    }.get(kind, f"declared {kind}" if kind else "learnt")
+def describe(exits: Exits, target: str) -> str:
+    """Return the phrase for the decision log that stands for one way out."""
+    kind = exits.kinds.get(target)
+    if kind is None:
+        return "learnt"
+    if kind == "join":
+        return "join waits for its sources"
+    if target in exits.certain:
+        return "fixed edge"
+    return "named in the code that decides" if kind == "unknown" else f"declared {'edge' if kind == 'plain' else kind}"
 
 
 def is_end(node: str) -> bool:

@@ -25,6 +25,7 @@ from pancake_langgraph.forecast.quantiles import Durations
 from pancake_langgraph.topology.graph import Topology
 
 _VERSION = 1
+_MAX_CACHED = 4096
 
 
 class TopologyPrior:
@@ -44,12 +45,14 @@ class TopologyPrior:
         self._max_graphs = max_graphs
         self._topologies: OrderedDict[str, Topology] = OrderedDict()
         self._durations = Durations(max_keys=max_durations)
+        self._declared: dict[tuple[str, str], Exits] = {}
         self._lock = threading.RLock()
 
     def add_graph(self, graph_id: str, topology: Topology) -> None:
         """Tell what a graph declares."""
         with self._lock:
             self._topologies[graph_id] = topology
+            self._declared.clear()
             self._topologies.move_to_end(graph_id)
             if len(self._topologies) > self._max_graphs:
                 self._topologies.popitem(last=False)
@@ -135,6 +138,16 @@ class TopologyPrior:
             self._topologies.move_to_end(graph_id)
         return topology
 
+    def _declared_exits(self, graph_id: str, node: str) -> Exits:
+        """Return the exits that the topology declares, from a bounded cache."""
+        exits = self._declared.get((graph_id, node))
+        if exits is None:
+            exits = exits_of(self._topology(graph_id), node)
+            if len(self._declared) >= _MAX_CACHED:
+                self._declared.clear()
+            self._declared[graph_id, node] = exits
+        return exits
+
     def _shares(self, graph_id: str, node: str, exits: Exits, context: tuple[str, ...]) -> Mapping[str, float]:
         """Return how observations split over the targets of `node`; here, as declared."""
         return exits.shares
@@ -144,11 +157,11 @@ class TopologyPrior:
         return expected
 
     def _exits(self, graph_id: str, node: str, context: tuple[str, ...]) -> dict[str, Exit]:
-        exits = exits_of(self._topology(graph_id), node)
+        exits = self._declared_exits(graph_id, node)
         shares = self._shares(graph_id, node, exits, context)
         eta_s = self._median(_key("node", graph_id, node))
         return {
-            target: Exit(target, p_next, exits.steps.get(target, 1), eta_s, describe(exits.kinds.get(target, "")))
+            target: Exit(target, p_next, exits.steps.get(target, 1), eta_s, describe(exits, target))
             for target, p_next in marginals(exits, shares).items()
         }
 

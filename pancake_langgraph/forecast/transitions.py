@@ -9,13 +9,14 @@ from typing import Any
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.forecast.counts import CountTable, smooth
-from pancake_langgraph.forecast.prior import Exits, exits_of
+from pancake_langgraph.forecast.prior import Exits
 from pancake_langgraph.forecast.topology_prior import TopologyPrior
-from pancake_langgraph.topology.graph import Topology
 
 _PRIOR_STRENGTH = 1.0
-_ORDERS = 3  # the node alone, with one node before it, with two
-_EXPERTS = _ORDERS + 1  # plus the node alone with a short memory, which notices drift first
+# The node alone, and with up to four nodes before it: behind a hub (supervisor, router, tools loop) every second node
+# is the hub itself, so four nodes are two decisions.
+_ORDERS = 5
+_EXPERTS = 2 * _ORDERS  # each with a long and a short memory
 _SWITCH_RATE = 0.05
 _LEAST_P = 1e-4
 
@@ -48,8 +49,8 @@ class _Learnt:
 class TransitionForecaster(TopologyPrior):
     """Learns transitions from the first run on, starting at what the topology declares.
 
-    Four estimates are kept per node: by the node alone, by one and by two nodes before it (each backing off to the
-    shorter context), and by the node alone with a short memory.  They are mixed by how well each has predicted lately
+    Several estimates are kept per node: by the node alone and by up to four nodes before it (each backing off to the
+    shorter context), each with a long and a short memory.  They are mixed by how well each has predicted lately
     (fixed-share weights), so a route that depends on history, one that is random and one that has just changed are all
     served.  Thread-safe, deterministic, bounded by `Memory`.
     """
@@ -80,11 +81,12 @@ class TransitionForecaster(TopologyPrior):
             super().observe_transition(graph_id, source, target, elapsed_s=elapsed_s)
             learnt = self._learnt(graph_id)
             path = tuple(context)
-            estimates = self._estimates(learnt, source, exits_of(self._topology(graph_id), source), path)
+            estimates = self._estimates(learnt, source, self._declared_exits(graph_id, source), path)
             self._judge(learnt, source, [estimate.get(target, 0.0) for estimate in estimates])
             for order in range(min(_ORDERS, len(path) + 1)):
-                learnt.slow.observe(_context_key(path, order, source), target)
-            learnt.fast.observe((source,), target)
+                key = _context_key(path, order, source)
+                learnt.slow.observe(key, target)
+                learnt.fast.observe(key, target)
             if first_tool_name:
                 learnt.tools.observe((source, first_tool_name), target)
 
@@ -141,14 +143,14 @@ class TransitionForecaster(TopologyPrior):
         self, learnt: _Learnt, node: str, exits: Exits, context: tuple[str, ...]
     ) -> list[Mapping[str, float]]:
         """Return the estimate of each expert; what an estimate lacks to one is its unknown share."""
-        fast = smooth(learnt.fast.row((node,)), exits.shares, _PRIOR_STRENGTH)
         estimates: list[Mapping[str, float]] = []
-        below: Mapping[str, float] = exits.shares
-        for order in range(_ORDERS):
-            if order <= len(context):
-                below = smooth(learnt.slow.row(_context_key(context, order, node)), below, _PRIOR_STRENGTH)
-            estimates.append(below)
-        return [*estimates, fast]
+        for table in (learnt.slow, learnt.fast):
+            below: Mapping[str, float] = exits.shares
+            for order in range(_ORDERS):
+                if order <= len(context):
+                    below = smooth(table.row(_context_key(context, order, node)), below, _PRIOR_STRENGTH)
+                estimates.append(below)
+        return estimates
 
     def _judge(self, learnt: _Learnt, source: str, chances: Sequence[float]) -> None:
         """Shift trust to the experts that expected what happened; a little always goes round, so none is lost."""

@@ -1,1 +1,18 @@
 """Reading graphs: what a compiled graph declares about who runs after whom."""
+
+from pancake_langgraph.topology.extract import read_topology
+from pancake_langgraph.topology.graph import END, START, Edge, EdgeKind, Handoff, NodeInfo, NodeKind, Topology
+from pancake_langgraph.topology.mermaid import to_mermaid
+
+__all__ = [
+    "END",
+    "START",
+    "Edge",
+    "EdgeKind",
+    "Handoff",
+    "NodeInfo",
+    "NodeKind",
+    "Topology",
+    "read_topology",
+    "to_mermaid",
+]

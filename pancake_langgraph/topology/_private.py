@@ -8,19 +8,25 @@ failed read yields nothing and is never an error.
 from __future__ import annotations
 
 import functools
+import logging
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeVar, cast
 
 from pancake_langgraph.topology.parts import NodeKind
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 HANDOFF_KEY = "__handoff_destination"
 
 _MAX_OBJECTS = 400
 _MAX_DEPTH = 6
 _MAX_ITEMS = 32
-_WRAPPED = ("func", "afunc", "bound", "runnable", "coroutine", "path")
+_ATOMS = (str, bytes, int, float, bool, type(None))
+# Fields under which runnables and tools keep what they wrap.
+_WRAPPED = ("func", "afunc", "bound", "runnable", "coroutine", "first", "middle", "last", "steps", "steps__")
 # Nodes and tools made by these libraries declare their jumps; their internals mention `Command` for other reasons.
 _DECLARING = ("langchain.", "langchain_core.", "langgraph.", "langgraph_supervisor.", "langgraph_swarm.")
 
@@ -35,7 +41,21 @@ class JumpTraits:
     names: frozenset[str] = frozenset()
 
 
-def node_kind(runnable: object) -> NodeKind:
+def guarded(read: Callable[[object], _T], *, on_failure: _T) -> Callable[[object], _T]:
+    """Make a read that never raises: it logs once per failure at debug level and gives `on_failure`."""
+
+    @functools.wraps(read)
+    def guard(runnable: object) -> _T:
+        try:
+            return read(runnable)
+        except Exception:  # foreign objects may raise anything; a hint fails open
+            _logger.debug("a look into %s failed", type(runnable).__qualname__, exc_info=True)
+            return on_failure
+
+    return guard
+
+
+def _node_kind(runnable: object) -> NodeKind:
     """Guess what a node does.  A node with a model is a model node even if it also reads documents."""
     from langchain_core.language_models import BaseLanguageModel
     from langchain_core.retrievers import BaseRetriever
@@ -44,16 +64,17 @@ def node_kind(runnable: object) -> NodeKind:
         return "tools"
     found: NodeKind = "unknown"
     for item in walk(runnable):
-        if isinstance(item, BaseLanguageModel):
+        # By type, not `isinstance`: that asks lazy proxies for their `__class__`.
+        if issubclass(type(item), BaseLanguageModel):
             return "model"
-        if isinstance(item, BaseRetriever):
+        if issubclass(type(item), BaseRetriever):
             found = "retriever"
-        elif isinstance(item, types.FunctionType) and found == "unknown":
+        elif type(item) is types.FunctionType and found == "unknown":
             found = "plain"
     return found
 
 
-def tools_of(runnable: object) -> dict[str, str | None]:
+def _tools_of(runnable: object) -> dict[str, str | None]:
     """Return tool name to handoff destination (`None` for an ordinary tool); empty for nodes that run no tools."""
     tools = safe_getattr(runnable, "tools_by_name")
     if not isinstance(tools, Mapping):
@@ -66,14 +87,14 @@ def tools_of(runnable: object) -> dict[str, str | None]:
     return destinations
 
 
-def jump_traits(runnable: object) -> JumpTraits:
+def _jump_traits(runnable: object) -> JumpTraits:
     """Look for jumps that a node's own code, or a plain tool of a tools node, can make without declaring them."""
     from langgraph.types import Command, Send
 
     tools = safe_getattr(runnable, "tools_by_name")
     if isinstance(tools, Mapping):
-        destinations = tools_of(runnable)
-        parts = [jump_traits(tool) for name, tool in tools.items() if destinations.get(str(name)) is None]
+        destinations = _tools_of(runnable)
+        parts = [_jump_traits(tool) for name, tool in tools.items() if destinations.get(str(name)) is None]
         return JumpTraits(
             jumps=any(part.jumps for part in parts),
             leaves_graph=any(part.leaves_graph for part in parts),
@@ -82,7 +103,7 @@ def jump_traits(runnable: object) -> JumpTraits:
     jumps = leaves_graph = sends = False
     names: set[str] = set()
     for function in walk(runnable):
-        if not isinstance(function, types.FunctionType) or _declares(function):
+        if type(function) is not types.FunctionType or _declares(function):
             continue
         code = _CodeFacts.of(function)
         names |= code.strings
@@ -92,11 +113,6 @@ def jump_traits(runnable: object) -> JumpTraits:
             jumps = True
             leaves_graph = leaves_graph or "PARENT" in code.names
     return JumpTraits(jumps, leaves_graph, sends, frozenset(names))
-
-
-def declares_no_targets(runnable: object) -> Literal[True] | None:
-    """Return `True` when no Python code could be found behind a runnable, so nothing can be said about its jumps."""
-    return None if any(isinstance(item, types.FunctionType) for item in walk(runnable)) else True
 
 
 def walk(root: object) -> Iterator[object]:
@@ -111,13 +127,13 @@ def walk(root: object) -> Iterator[object]:
     for _ in range(_MAX_DEPTH):
         following: list[object] = []
         for item in level:
-            if id(item) in seen or isinstance(item, str | bytes | int | float | bool | None):
+            if id(item) in seen or type(item) in _ATOMS:
                 continue
             if len(seen) >= _MAX_OBJECTS:
                 return
             seen.add(id(item))
             yield item
-            if not isinstance(item, opaque):
+            if not issubclass(type(item), opaque):
                 following.extend(_children(item))
         level = following
 
@@ -131,32 +147,38 @@ def safe_getattr(item: object, name: str) -> Any:
 
 
 def _children(item: object) -> Iterator[object]:
-    if isinstance(item, types.FunctionType):
+    if type(item) is types.FunctionType:
         yield from _referenced(item)
-    elif isinstance(item, types.MethodType):
+    elif type(item) is types.MethodType:
         yield from (item.__func__, item.__self__)
-    elif isinstance(item, functools.partial):
-        yield from (item.func, *item.args[:_MAX_ITEMS], *list(item.keywords.values())[:_MAX_ITEMS])
-    elif isinstance(item, Mapping):
+    elif issubclass(type(item), functools.partial):
+        partial = cast("functools.partial[object]", item)
+        yield from (partial.func, *partial.args[:_MAX_ITEMS], *list(partial.keywords.values())[:_MAX_ITEMS])
+    elif type(item) is dict:  # exact types only: iterating a foreign container may run anything
         yield from list(item.values())[:_MAX_ITEMS]
-    elif isinstance(item, list | tuple | set | frozenset):
-        yield from list(item)[:_MAX_ITEMS]
+    elif type(item) in (list, tuple, set, frozenset):
+        yield from list(cast("Iterable[object]", item))[:_MAX_ITEMS]
     else:
         yield from _fields(item)
 
 
 def _fields(item: object) -> Iterator[object]:
     """Yield what a runnable wraps, and the fields of a callable object of the user's."""
-    for name in _WRAPPED:
-        if (value := safe_getattr(item, name)) is not None:
-            yield value
-    steps = safe_getattr(item, "steps")
-    if isinstance(steps, list | tuple):
-        yield from list(steps)[:_MAX_ITEMS]
+    stored = _stored(item)
+    yield from (stored[name] for name in _WRAPPED if name in stored)
     call = safe_getattr(type(item), "__call__")
-    if isinstance(call, types.FunctionType) and not _declares(call):
+    if issubclass(type(call), types.FunctionType) and not _declares(call):
         yield call
-        yield from list(vars(item).values())[:_MAX_ITEMS] if hasattr(item, "__dict__") else ()
+        yield from list(stored.values())[:_MAX_ITEMS]
+
+
+def _stored(item: object) -> dict[str, object]:
+    """Return the instance dictionary without running any property or `__getattr__` (lazy proxies, remote objects)."""
+    try:
+        stored = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return {}
+    return stored if type(stored) is dict else {}
 
 
 def _referenced(function: types.FunctionType) -> Iterator[object]:
@@ -199,8 +221,19 @@ class _CodeFacts:
                 strings.add(constant)
             elif isinstance(constant, tuple | frozenset):
                 stack.extend(constant)
-        return _CodeFacts(frozenset(names), frozenset(strings), function.__globals__)
+        values = function.__globals__
+        strings.update(text for name in names if isinstance(text := values.get(name), str))  # `END` and the like
+        return _CodeFacts(frozenset(names), frozenset(strings), values)
 
     def mentions(self, name: str, value: object) -> bool:
         """Whether the code names `value`, by its usual name or under an alias."""
         return name in self.names or any(self.values.get(other) is value for other in self.names)
+
+
+_UNKNOWN: NodeKind = "unknown"
+_NO_TOOLS: dict[str, str | None] = {}
+
+node_kind = guarded(_node_kind, on_failure=_UNKNOWN)
+tools_of = guarded(_tools_of, on_failure=_NO_TOOLS)
+# What could not be looked at may jump anywhere.
+jump_traits = guarded(_jump_traits, on_failure=JumpTraits(jumps=True))

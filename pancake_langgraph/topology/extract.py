@@ -85,8 +85,8 @@ class _Reading:
             self.read_level(subgraphs[name], f"{prefix}{name}|", depth + 1)
 
     def _read_undeclared(self, graph: Any, prefix: str) -> None:
-        """Take the node names of a graph without declarations (functional API); all its jumps are unknown."""
-        self.unknown.add(NodeId(f"{prefix}{START}"))
+        """Take the nodes of a graph without a builder (functional API); what follows them is unknown."""
+        entry = False
         for name, node in graph.nodes.items():
             if name == START:
                 continue
@@ -94,6 +94,11 @@ class _Reading:
             kind = _private.node_kind(getattr(node, "bound", None))
             self.nodes[node_id] = NodeInfo(node_id, "unknown" if kind == "plain" else kind)
             self.unknown.add(node_id)
+            if graph.input_channels in (getattr(node, "triggers", None) or ()):
+                entry = True
+                self._add(prefix, START, name, "plain")
+        if not entry:
+            self.unknown.add(NodeId(f"{prefix}{START}"))
 
     def _read_node(self, prefix: str, name: str, spec: Any, *, level: Mapping[str, Any], is_subgraph: bool) -> None:
         node_id = NodeId(f"{prefix}{name}")
@@ -134,6 +139,8 @@ class _Reading:
         node_id = NodeId(f"{prefix}{source}")
         self.unknown.add(node_id)
         for name in sorted(traits.names):
+            if name == source:
+                continue  # a node that writes its own name into the state is far more common than one that repeats
             if name in level or name == END:
                 self._add(prefix, source, name, "unknown", label="named in code", group="unknown")
             elif traits.leaves_graph and prefix:

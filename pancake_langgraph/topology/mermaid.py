@@ -28,7 +28,8 @@ def to_mermaid(topology: Topology, probabilities: Mapping[tuple[str, str], float
 
 def _draw_level(topology: Topology, prefix: str, indent: str, lines: list[str], ids: dict[str, str]) -> None:
     for node_id, shape in ((f"{prefix}{START}", '(["start"])'), (f"{prefix}{END}", '(["end"])')):
-        if any(node_id in (edge.source, edge.target) for edge in topology.edges):
+        used = any(node_id in (edge.source, edge.target) for edge in topology.edges)
+        if used or node_id in topology.unknown_sources:
             lines.append(f"{indent}{_name(node_id, ids)}{shape}")
     for node in topology.nodes:
         if not node.id.startswith(prefix) or "|" in node.id[len(prefix) :]:

@@ -188,7 +188,7 @@ def test_a_child_that_dies_early_is_explained_from_its_log(start: Callable[..., 
 
 def test_a_command_that_cannot_run_is_named(tmp_path: Path) -> None:
     child = ChildProcess("ghost", Command(("/no/such/program",)), log_path=tmp_path / "log")
-    with pytest.raises(LaunchError, match="/no/such/program.*No such file"):
+    with pytest.raises(LaunchError, match=r"/no/such/program.*No such file"):
         child.start()
     assert not child.alive
 

@@ -147,7 +147,7 @@ def test_without_a_disk_tier_there_is_no_adapter() -> None:
     ],
 )
 def test_plans_refuse_values_that_cannot_work(plan: StackPlan, field: str, value: object) -> None:
-    with pytest.raises(ConfigError, match="got .*allowed"):
+    with pytest.raises(ConfigError, match=r"got .*allowed"):
         replace(plan, **{field: value})  # type: ignore[arg-type]
 
 

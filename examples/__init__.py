@@ -1,0 +1,1 @@
+"""Small LangGraph apps.  Each has `build_graph(model)` and `inputs()`."""

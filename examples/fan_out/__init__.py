@@ -1,0 +1,1 @@
+"""Parallel workers and a join."""

@@ -1,0 +1,1 @@
+"""Two agents and a handoff."""

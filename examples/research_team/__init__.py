@@ -1,0 +1,1 @@
+"""A research team over a folder of real text."""

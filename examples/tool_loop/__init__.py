@@ -1,0 +1,1 @@
+"""One agent with a tool loop."""

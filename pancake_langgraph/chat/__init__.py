@@ -1,0 +1,1 @@
+"""Parts of `PancakeChatModel`: connections, server facts, reading answers, structured output."""

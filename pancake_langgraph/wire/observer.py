@@ -1,0 +1,40 @@
+"""What a watcher of model calls may implement to see the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+from uuid import UUID
+
+from pancake_langgraph._types import Usage
+
+
+@runtime_checkable
+class CallObserver(Protocol):
+    """Sees one model call on the wire.
+
+    A LangChain callback handler that also has these methods is found among the handlers of the run and told.  Order
+    per `run_id`: `on_wire_request` once, then at most one `on_wire_first_piece`, then any `on_wire_tool_name`, then
+    `on_wire_end` exactly once, also after an error or a cancellation.  All methods are called on the thread (and
+    loop) of the call, must be quick and must not raise; if one does, the call goes on without it.
+    """
+
+    def on_wire_request(self, run_id: UUID, payload: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """See the final JSON body just before it is sent; do not change it.
+
+        Returns:
+            What to merge into the request body, or `None`.
+        """
+        ...
+
+    def on_wire_first_piece(self, run_id: UUID, prompt_token_ids: tuple[int, ...] | None) -> None:
+        """See the first piece arrive, with the prompt's token ids where the server returns them."""
+        ...
+
+    def on_wire_tool_name(self, run_id: UUID, tool_name: str) -> None:
+        """See a tool call's name, as soon as it is known."""
+        ...
+
+    def on_wire_end(self, run_id: UUID, usage: Usage | None, finish_reason: str | None) -> None:
+        """See the end; both are `None` after an error or a cancellation."""
+        ...

