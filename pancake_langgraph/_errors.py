@@ -1,22 +1,22 @@
 """The exception tree.  Every message says what happened, what was got, what is allowed, and how to mend it.
 
-    PancakeError
-    ├── ConfigError                a setting, flag or environment value is not usable
-    ├── EngineError                the model server
-    │   ├── EngineUnavailable      refused, unreachable, or ended in the middle of a stream
-    │   ├── EngineTimeout          no answer within the limit
-    │   ├── EngineRejected         the server answered 4xx
-    │   │   ├── ModelNotFound      it does not serve that model
-    │   │   └── ContextOverflow    prompt plus requested output exceed the window
-    │   ├── EngineFault            the server answered 5xx
-    │   ├── MalformedStream        the answer is not what the wire format allows
-    │   ├── StructuredOutputError  the answer is empty, cut short or does not fit the schema
-    │   └── Unsupported            this engine cannot do that (capability missing)
-    ├── TierError                  the KV cache server
-    ├── LaunchError                a child process did not start, or died
-    ├── ModelFilesError            model files missing, wrong or unverifiable
-    ├── TopologyError              an object is not a graph that can be read
-    └── InvariantError             bookkeeping does not add up (a bug in this package)
+PancakeError
+├── ConfigError                a setting, flag or environment value is not usable
+├── EngineError                the model server
+│   ├── EngineUnavailable      refused, unreachable, or ended in the middle of a stream
+│   ├── EngineTimeout          no answer within the limit
+│   ├── EngineRejected         the server answered 4xx
+│   │   ├── ModelNotFound      it does not serve that model
+│   │   └── ContextOverflow    prompt plus requested output exceed the window
+│   ├── EngineFault            the server answered 5xx
+│   ├── MalformedStream        the answer is not what the wire format allows
+│   ├── StructuredOutputError  the answer is empty, cut short or does not fit the schema
+│   └── Unsupported            this engine cannot do that (capability missing)
+├── TierError                  the KV cache server
+├── LaunchError                a child process did not start, or died
+├── ModelFilesError            model files missing, wrong or unverifiable
+├── TopologyError              an object is not a graph that can be read
+└── InvariantError             bookkeeping does not add up (a bug in this package)
 """
 
 from __future__ import annotations

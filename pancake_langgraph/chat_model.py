@@ -27,7 +27,7 @@ from pancake_langgraph.chat.call import Call, aplay, play
 from pancake_langgraph.chat.facts import CheckContext, ServedProfile, ServerFacts
 from pancake_langgraph.chat.link import Link, LinkConfig
 from pancake_langgraph.chat.payload import lay_out, with_extras
-from pancake_langgraph.chat.structured import parser_for
+from pancake_langgraph.chat.structured import described, parser_for
 from pancake_langgraph.chat.tokens import TokenCounting
 from pancake_langgraph.chat.watch import RunProbe, Watch
 from pancake_langgraph.config.env import settings_from_env
@@ -138,7 +138,11 @@ class PancakeChatModel(TokenCounting, BaseChatOpenAI):
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """Return true: the model can be saved with `langchain_core.load.dumps`, its key as a reference."""
+        """Return true: `langchain_core.load.dumps` saves the model, its key as a reference only.
+
+        LangChain revives foreign classes when they are named:
+        `loads(text, allowed_objects=[PancakeChatModel], valid_namespaces=["pancake_langgraph"])`.
+        """
         return True
 
     @classmethod
@@ -153,7 +157,7 @@ class PancakeChatModel(TokenCounting, BaseChatOpenAI):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
         kwargs.pop(_PROBE, None)
-        params = super()._get_ls_params(stop=stop, **kwargs)
+        params = cast("dict[str, Any]", super()._get_ls_params(stop=stop, **kwargs))
         params["ls_provider"] = "pancake"
         if isinstance(stops := params.get("ls_stop"), str):
             params["ls_stop"] = [stops]
@@ -305,7 +309,7 @@ class PancakeChatModel(TokenCounting, BaseChatOpenAI):
             StructuredOutputError: if the answer is empty, cut short or does not fit, naming the finish reason.
         """
         base = super().with_structured_output(
-            schema,
+            described(schema, method=method),
             method=method,
             include_raw=False,
             strict=strict,

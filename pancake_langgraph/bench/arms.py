@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
+from pydantic import SecretStr
 
 from pancake_langgraph.bench.servers import Servers
 from pancake_langgraph.config import RuntimeSettings
@@ -56,9 +57,9 @@ class ArmRun:
         return ChatOpenAI(
             model=name,
             base_url=self.engine.base_url,
-            api_key="EMPTY",
+            api_key=SecretStr("EMPTY"),
             temperature=0.0,
-            max_tokens=max_tokens,
+            max_completion_tokens=max_tokens,
             streaming=True,
             stream_usage=True,
             max_retries=0,

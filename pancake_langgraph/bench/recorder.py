@@ -76,7 +76,7 @@ class CallRecorder(BaseCallbackHandler):
         if not isinstance(message, AIMessage):
             return
         usage = message.usage_metadata
-        details = (usage or {}).get("input_token_details") or {}
+        cached = usage.get("input_token_details", {}).get("cache_read") if usage else None
         self.records.append(
             CallRecord(
                 label=label,
@@ -84,7 +84,7 @@ class CallRecorder(BaseCallbackHandler):
                 ttft_s=first_s - started_s,
                 ended_s=ended_s,
                 prompt_tokens=usage["input_tokens"] if usage else 0,
-                cached_tokens=details.get("cache_read"),
+                cached_tokens=cached,
                 output_tokens=usage["output_tokens"] if usage else 0,
                 text=_comparable(message),
             )

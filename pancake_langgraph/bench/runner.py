@@ -67,9 +67,7 @@ class ArmResult:
     @property
     def submitted_actions(self) -> int:
         """Actions that were sent to the engine."""
-        return sum(
-            isinstance(event, ActionRecorded) and event.state is ActionState.SUBMITTED for event in self.events
-        )
+        return sum(isinstance(event, ActionRecorded) and event.state is ActionState.SUBMITTED for event in self.events)
 
 
 #: All arm runs of one point: one mapping per repeat.

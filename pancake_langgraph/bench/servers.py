@@ -20,8 +20,8 @@ Progress = Callable[[str], None]
 class ServersPlan:
     """What to start.
 
-    `pool_tokens` is the pool of the plain and the tiered engine, `resident_pool_tokens` that of the oracle's, which must
-    hold everything.  `kv_token_bytes` converts (layers × 2 × KV heads × head size × bytes per number).
+    `pool_tokens` is the pool of the plain and the tiered engine, `resident_pool_tokens` that of the oracle's, which
+    must hold everything.  `kv_token_bytes` converts: 2 * layers * KV heads * head size * bytes per number.
     """
 
     model_dir: Path

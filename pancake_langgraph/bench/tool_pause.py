@@ -1,17 +1,17 @@
 """Workload `tool-pause`: agents wait for tools while other threads press on the engine's pool.
 
 Agents and pressing threads are LangGraph graphs.  An agent loops: a call that asks for a tool, the tool (a sleep of a
-seeded 1–4 s), the next call.  A pressing thread repeats: one call over its own long context, then a short rest; each of
+seeded 1-4 s), the next call.  A pressing thread repeats: one call over its own long context, then a short rest; each of
 its runs goes from START to END.  All prompts are cut from real text; every thread's differs from its first line on.
 
-The live set is the sum of all threads' prompts.  Pressure is live set over pool, swept by the number of pressing
+Every thread's context has been read once, one after the other, before the clock starts: threads of a running service,
+not a cold start.  The live set is the sum of all threads' prompts.  Pressure is live set over pool, swept by the number of pressing
 threads with the pool fixed, so that one set of servers serves the whole sweep.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from dataclasses import dataclass
@@ -43,9 +43,9 @@ class ToolPausePlan:
     num_pressing: int = 3
     num_pauses: int = 3
     pause_s: tuple[float, float] = (1.0, 4.0)
-    rest_s: tuple[float, float] = (0.5, 1.5)
-    prompt_words: int = 1150
-    answer_tokens: int = 8
+    rest_s: tuple[float, float] = (1.0, 2.5)
+    prompt_words: int = 1400
+    answer_tokens: int = 4
     tool_tokens: int = 24
     seed: int = 7
 
@@ -78,39 +78,97 @@ class PressState(TypedDict):
 
 async def run_tool_pause(plan: ToolPausePlan, run: ArmRun, *, repeat: int) -> ToolPauseRun:
     """Run the workload once on one arm."""
+    agents = [_Agent.build(plan, run, number, repeat) for number in range(plan.num_agents)]
+    clerks = [_Clerk.build(plan, run, number, repeat) for number in range(plan.num_pressing)]
+    for agent in agents:
+        await agent.read_once()
+    for clerk in clerks:
+        await clerk.read_once()
     recorder = CallRecorder()
     agents_done = asyncio.Event()
-    pressing = [
-        asyncio.create_task(_press(plan, run, recorder, number, repeat, agents_done))
-        for number in range(plan.num_pressing)
-    ]
+    pressing = [asyncio.create_task(clerk.press(recorder, agents_done)) for clerk in clerks]
     started_s = time.perf_counter()
     try:
-        program_s = await asyncio.gather(
-            *(_agent(plan, run, recorder, number, repeat) for number in range(plan.num_agents))
-        )
+        program_s = await asyncio.gather(*(agent.work(recorder) for agent in agents))
     finally:
         agents_done.set()
-        for task in pressing:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*pressing, return_exceptions=True)
+        await asyncio.gather(*pressing)
     return ToolPauseRun(tuple(recorder.records), tuple(program_s), time.perf_counter() - started_s)
 
 
-async def _agent(plan: ToolPausePlan, run: ArmRun, recorder: CallRecorder, number: int, repeat: int) -> float:
-    rng = random.Random(f"{plan.seed}/{repeat}/agent/{number}")
-    pauses_s = [rng.uniform(*plan.pause_s) for _ in range(plan.num_pauses)]
-    graph = build_agent(plan, run, number, pauses_s)
-    if run.runtime is not None:
-        graph = attach(graph, runtime=run.runtime)
-    await asyncio.sleep(number * 0.7)
-    started_s = time.perf_counter()
-    await graph.ainvoke(
-        {"messages": [("user", "Look at the job and say what you found.")], "turns": 0},
-        {"configurable": {"thread_id": f"agent-{number}"}, "callbacks": [recorder], "recursion_limit": 50},
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """One agent thread: its graph, and how long to wait before it starts to work."""
+
+    number: int
+    graph: Any
+    stagger_s: float
+
+    @staticmethod
+    def build(plan: ToolPausePlan, run: ArmRun, number: int, repeat: int) -> _Agent:
+        rng = random.Random(f"{plan.seed}/{repeat}/agent/{number}")
+        pauses_s = [rng.uniform(*plan.pause_s) for _ in range(plan.num_pauses)]
+        graph = build_agent(plan, run, number, pauses_s)
+        return _Agent(number, _attached(graph, run), rng.uniform(0.0, 2.0))
+
+    async def read_once(self) -> None:
+        """Let the agent answer once without a tool, in a thread of its own."""
+        await self._run("You will get a job.", f"agent-{self.number}-before", turns=10_000, recorder=None)
+
+    async def work(self, recorder: CallRecorder) -> float:
+        """Run the loop; return its wall time in seconds."""
+        await asyncio.sleep(self.stagger_s)
+        started_s = time.perf_counter()
+        await self._run("Look at the job and say what you found.", f"agent-{self.number}", turns=0, recorder=recorder)
+        return time.perf_counter() - started_s
+
+    async def _run(self, text: str, thread_id: str, *, turns: int, recorder: CallRecorder | None) -> None:
+        await self.graph.ainvoke(
+            {"messages": [("user", text)], "turns": turns}, _config(thread_id, recorder, recursion_limit=200)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Clerk:
+    """One pressing thread: each turn is a run of its own, from START to END."""
+
+    number: int
+    graph: Any
+    rng: random.Random
+    rest_s: tuple[float, float]
+
+    @staticmethod
+    def build(plan: ToolPausePlan, run: ArmRun, number: int, repeat: int) -> _Clerk:
+        rng = random.Random(f"{plan.seed}/{repeat}/press/{number}")
+        return _Clerk(number, _attached(build_clerk(plan, run, number), run), rng, plan.rest_s)
+
+    async def read_once(self) -> None:
+        """Answer once."""
+        await self._run("Entry 0: file it.", recorder=None)
+
+    async def press(self, recorder: CallRecorder, done: asyncio.Event) -> None:
+        """Answer and rest until `done`."""
+        await asyncio.sleep(self.rng.uniform(0.0, self.rest_s[1]))
+        turn = 0
+        while not done.is_set():
+            turn += 1
+            await self._run(f"Entry {turn}: file it.", recorder=recorder)
+            await asyncio.sleep(self.rng.uniform(*self.rest_s))
+
+    async def _run(self, text: str, *, recorder: CallRecorder | None) -> None:
+        await self.graph.ainvoke({"messages": [("user", text)]}, _config(f"press-{self.number}", recorder))
+
+
+def _attached(graph: Any, run: ArmRun) -> Any:
+    return graph if run.runtime is None else attach(graph, runtime=run.runtime)
+
+
+def _config(thread_id: str, recorder: CallRecorder | None, *, recursion_limit: int = 25) -> RunnableConfig:
+    return RunnableConfig(
+        configurable={"thread_id": thread_id},
+        callbacks=[] if recorder is None else [recorder],
+        recursion_limit=recursion_limit,
     )
-    return time.perf_counter() - started_s
 
 
 def build_agent(plan: ToolPausePlan, run: ArmRun, number: int, pauses_s: list[float]) -> Any:
@@ -160,10 +218,8 @@ def build_agent(plan: ToolPausePlan, run: ArmRun, number: int, pauses_s: list[fl
     return builder.compile(checkpointer=InMemorySaver())
 
 
-async def _press(
-    plan: ToolPausePlan, run: ArmRun, recorder: CallRecorder, number: int, repeat: int, done: asyncio.Event
-) -> None:
-    rng = random.Random(f"{plan.seed}/{repeat}/press/{number}")
+def build_clerk(plan: ToolPausePlan, run: ArmRun, number: int) -> Any:
+    """Build one pressing thread's graph: a single node over a long context of its own."""
     model = run.model(max_tokens=plan.answer_tokens)
     system = SystemMessage(f"You are clerk {number}. {passages(plan.prompt_words, seed=2000 + number)}")
 
@@ -174,15 +230,4 @@ async def _press(
     builder.add_node("clerk", clerk)
     builder.add_edge(START, "clerk")
     builder.add_edge("clerk", END)
-    graph = builder.compile(checkpointer=InMemorySaver())
-    if run.runtime is not None:
-        graph = attach(graph, runtime=run.runtime)
-    await asyncio.sleep(number * 0.3)
-    turn = 0
-    while not done.is_set():
-        turn += 1
-        await graph.ainvoke(
-            {"messages": [("user", f"Entry {turn}: file it.")]},
-            {"configurable": {"thread_id": f"press-{number}"}, "callbacks": [recorder]},
-        )
-        await asyncio.sleep(rng.uniform(*plan.rest_s))
+    return builder.compile(checkpointer=InMemorySaver())

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.utils.utils import LC_ID_PREFIX
 
 from pancake_langgraph._errors import EngineError, EngineFault, EngineRejected, EngineUnavailable, ModelNotFound
 from pancake_langgraph.chat.answer import Answer
 from pancake_langgraph.chat.events import EventReader, translate
 from pancake_langgraph.chat.facts import CheckContext, ServerFacts, tokenize_body, wants_count, wants_window
+from pancake_langgraph.chat.failures import for_langchain
 from pancake_langgraph.chat.link import Link, as_timeout, transport_errors
 from pancake_langgraph.chat.watch import Watch
 from pancake_langgraph.wire.bodies import flatten, prompt_texts
@@ -82,7 +84,7 @@ class Call:
             "content": content,
             "headers": {**headers, **self.headers},
             "params": {**self.link.config.query, **self.query} or None,
-            "timeout": self.timeout,
+            "timeout": (self.timeout.connect, self.timeout.read, self.timeout.write, self.timeout.pool),
         }
 
     def note_headers(self, headers: Any) -> None:
@@ -103,7 +105,9 @@ class Call:
         """Return the error for a counted prompt that does not fit."""
         if prompt_tokens is None or prompt_tokens + (self.facts.max_tokens or 0) <= window_tokens:
             return None
-        return overflow_before_sending(self.facts, prompt_tokens=prompt_tokens, window_tokens=window_tokens)
+        return for_langchain(
+            overflow_before_sending(self.facts, prompt_tokens=prompt_tokens, window_tokens=window_tokens)
+        )
 
 
 def play(call: Call, run_manager: Any) -> Iterator[ChatGenerationChunk]:
@@ -154,9 +158,7 @@ def _chunks(call: Call) -> Iterator[ChatGenerationChunk]:
                     started = True
                     for event in reader.feed(data):
                         yield from call.answer.feed(event)
-                for event in reader.end():
-                    yield from call.answer.feed(event)
-                yield from call.answer.finish(done=reader.done)
+                yield from _rest(call, reader)
             return
         except ModelNotFound as exc:
             raise _with_served(call, _served(call)) from exc
@@ -221,7 +223,7 @@ def _reader(call: Call, reply: Any) -> EventReader | None:
 
 
 def _refusal(call: Call, status_code: int, body: bytes) -> EngineError:
-    return error_from_response(status_code, body.decode("utf-8", "replace"), call.facts)
+    return for_langchain(error_from_response(status_code, body.decode("utf-8", "replace"), call.facts))
 
 
 def _served(call: Call) -> tuple[str, ...] | None:
@@ -267,7 +269,7 @@ async def _acheck_window(call: Call) -> None:
 def _name(chunk: ChatGenerationChunk, run_manager: Any) -> None:
     """Give the chunk the id that its whole message will have, so that streamed and whole are known as one."""
     if chunk.message.id is None:
-        chunk.message.id = f"lc_run--{run_manager.run_id}"
+        chunk.message.id = f"{LC_ID_PREFIX}-{run_manager.run_id}"
 
 
 def _logprobs(chunk: ChatGenerationChunk) -> Any:

@@ -152,7 +152,7 @@ def as_timeout(timeout: Any) -> httpx.Timeout:
     if isinstance(timeout, int | float):
         return httpx.Timeout(float(timeout), connect=min(float(timeout), _CONNECT_S))
     if isinstance(timeout, tuple):
-        return httpx.Timeout(timeout[1], connect=timeout[0])
+        return httpx.Timeout(timeout[1], connect=timeout[0]) if len(timeout) == 2 else httpx.Timeout(timeout)
     return httpx.Timeout(connect=timeout.connect, read=timeout.read, write=timeout.write, pool=timeout.pool)
 
 

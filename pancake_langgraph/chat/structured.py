@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -13,7 +13,7 @@ from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.runnables import Runnable, RunnableGenerator, RunnableLambda
 from langchain_core.utils.function_calling import convert_to_openai_function, convert_to_openai_tool
-from langchain_core.utils.pydantic import is_basemodel_subclass
+from langchain_core.utils.pydantic import is_basemodel_subclass, is_pydantic_v1_subclass
 from pydantic import ValidationError
 
 from pancake_langgraph._errors import StructuredOutputError
@@ -28,6 +28,13 @@ def is_pydantic(schema: Any) -> bool:
     return isinstance(schema, type) and is_basemodel_subclass(schema)
 
 
+def described(schema: Any, *, method: str) -> Any:
+    """Return `schema` in a form that `method` takes: pydantic's first generation as JSON schema."""
+    if method == "json_schema" and isinstance(schema, type) and is_pydantic_v1_subclass(schema):
+        return cast("Any", schema).schema()
+    return schema
+
+
 def response_format(schema: Any, *, strict: bool | None) -> dict[str, Any]:
     """Return the `response_format` object for a schema in any of LangChain's forms."""
     if isinstance(schema, dict) and schema.get("type") == "json_schema" and "json_schema" in schema:
@@ -37,11 +44,11 @@ def response_format(schema: Any, *, strict: bool | None) -> dict[str, Any]:
     if isinstance(schema, dict) and "name" in schema and "schema" in schema:
         return {"type": "json_schema", "json_schema": schema}
     function = convert_to_openai_function(schema, strict=strict)
-    described: dict[str, Any] = {"name": function["name"], "schema": function.get("parameters") or {"type": "object"}}
+    form: dict[str, Any] = {"name": function["name"], "schema": function.get("parameters") or {"type": "object"}}
     if function.get("description"):
-        described["description"] = function["description"]
-    described["strict"] = True if strict is None else strict
-    return {"type": "json_schema", "json_schema": described}
+        form["description"] = function["description"]
+    form["strict"] = True if strict is None else strict
+    return {"type": "json_schema", "json_schema": form}
 
 
 def parser_for(schema: Any, *, method: str, tools_allowed: bool) -> Runnable[Any, Any]:

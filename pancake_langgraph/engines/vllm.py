@@ -144,14 +144,15 @@ class VllmEngine(OpenAIEngine):
         )
 
     async def _probe_tool_parser(self, found: Capabilities) -> bool | None:
-        body = {
+        body: dict[str, Any] = {
             "model": found.model,
             "messages": [{"role": "user", "content": "hi"}],
             "tools": [_PROBE_TOOL],
             "tool_choice": "auto",
             "max_tokens": 1,
-            "priority": _PROBE_PRIORITY,
         }
+        if found.priority:
+            body["priority"] = _PROBE_PRIORITY
         try:
             await self._http.post_json(_compat.CHAT_ROUTE, body)
         except Unsupported:

@@ -24,6 +24,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -71,6 +72,14 @@ def _signal_all(pids: list[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def _is_tracker(pid: int) -> bool:
+    """Say whether this is the helper process of Python's `multiprocessing` that removes named resources."""
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 class _Guard:
@@ -178,14 +187,24 @@ class _Guard:
             deadline_s = time.monotonic() + self.grace_s
             while not self._reap() and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S / 4)
-        deadline_s = time.monotonic() + 5.0
-        while (left := _descendants(os.getpid())) and time.monotonic() < deadline_s:
-            _signal_all(left, signal.SIGKILL)
-            time.sleep(_POLL_S / 4)
-            self._reap()
+        _signal_all(_descendants(os.getpid()), signal.SIGTERM)
+        self._wait_for_none(lambda pid: True, min(self.grace_s, 2.0))
+        # A resource tracker removes its family's semaphores and shared memory once the others are gone: it goes last.
+        self._wait_for_none(lambda pid: not _is_tracker(pid), 5.0, kill=True)
+        self._wait_for_none(lambda pid: True, 1.0)
+        self._wait_for_none(lambda pid: True, 5.0, kill=True)
         if sys.platform != "linux" and self.exit_code is None:
             _signal_all([self.child], signal.SIGKILL)
             time.sleep(_POLL_S)
+            self._reap()
+
+    def _wait_for_none(self, counts: Callable[[int], bool], limit_s: float, *, kill: bool = False) -> None:
+        """Wait until no descendant that counts is left, at most `limit_s`; with `kill`, kill them on the way."""
+        deadline_s = time.monotonic() + limit_s
+        while (left := [pid for pid in _descendants(os.getpid()) if counts(pid)]) and time.monotonic() < deadline_s:
+            if kill:
+                _signal_all(left, signal.SIGKILL)
+            time.sleep(_POLL_S / 4)
             self._reap()
 
     def _remove_leftovers(self) -> None:

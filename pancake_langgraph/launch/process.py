@@ -68,7 +68,7 @@ class ChildProcess:
     """A command that runs under a guard process; see `_guard.py` for what the guard promises.
 
     Usable from any thread, by one thread at a time.  `start` and `terminate` may alternate; `terminate` is idempotent
-    and bounded by `grace_s` plus ten seconds.  As a context manager it terminates on the way out.
+    and bounded by `grace_s` plus fifteen seconds.  As a context manager it terminates on the way out.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class ChildProcess:
             self._control_fd = None
         tree = self._tree()
         try:
-            self._exit_code = guard.wait(self._grace_s + 8.0)
+            self._exit_code = guard.wait(self._grace_s + 14.0)
         except subprocess.TimeoutExpired:
             logger.warning("%s did not end in time; killing process group %d", self.name, guard.pid)
             self._signal(tree, signal.SIGKILL)
@@ -241,13 +241,16 @@ class ChildProcess:
         self.start()
 
     def kill(self) -> None:
-        """End the whole tree with SIGKILL, as a crash would; returns when the command is gone."""
-        tree = self._tree()
+        """End the whole tree with SIGKILL, as a crash would; returns when the command is gone.
+
+        Python's resource trackers are left to the guard, as a crash leaves them: they remove named semaphores.
+        """
+        tree = [process for process in self._tree() if not _is_tracker(process)]
         self._signal(tree, signal.SIGKILL)
         psutil.wait_procs(tree, timeout=5.0)
         if self._guard is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._guard.wait(8.0)
+                self._guard.wait(14.0)
 
     def freeze(self) -> None:
         """Stop the whole tree (SIGSTOP), as a hang would."""
@@ -306,6 +309,13 @@ class ChildProcess:
         for process in tree:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 class TerminationSignals:

@@ -38,6 +38,7 @@ class Actor:
         self._tier = tier
         self._wake = asyncio.Event()
         self._inflight = 0
+        self._evaluating = False
 
     def poke(self) -> None:
         """Ask for an evaluation."""
@@ -46,7 +47,7 @@ class Actor:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way and no evaluation is asked for."""
-        return self._inflight == 0 and not self._wake.is_set()
+        return self._inflight == 0 and not self._evaluating and not self._wake.is_set()
 
     @property
     def quiet(self) -> bool:
@@ -59,11 +60,14 @@ class Actor:
             await self._wake.wait()
             await asyncio.sleep(COALESCE_S)
             self._wake.clear()
+            self._evaluating = True
             try:
                 await self._evaluate()
             except EngineError as exc:  # hints fail open: counted by the breaker, tried again at the next event
                 self._state.engine_breaker.failed(type(exc).__name__)
                 logger.debug("evaluation failed: %s", type(exc).__name__)
+            finally:
+                self._evaluating = False
 
     def give_way(self, place: Place) -> None:
         """Cancel warm-ups that compute, except the one for the call that has just come."""
@@ -313,9 +317,7 @@ class Actor:
     def _span(self, handle: Handle, status: SpanStatus, *, ended: bool) -> None:
         now_s, span_id = self._state.clock.now_s(), SpanId(handle.action_id)
         if ended:
-            self._state.ledger.append(
-                SpanEnded(now_s, span_id, status, prompt_tokens=handle.num_tokens)
-            )
+            self._state.ledger.append(SpanEnded(now_s, span_id, status, prompt_tokens=handle.num_tokens))
         else:
             self._state.ledger.append(
                 SpanStarted(now_s, span_id, SpanKind.WARM, f"{handle.kind} {handle.agent}", handle.thread_id, None)

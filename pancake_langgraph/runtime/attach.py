@@ -21,7 +21,7 @@ def attach(graph: G, *, runtime: Runtime | None = None, **settings: Any) -> G:
 
     The result is a copy made by `with_config`: same type, same results, same checkpoints; the graph given is not
     changed.  Keyword arguments are fields of `RuntimeSettings`; what is not given comes from `PANCAKE_*` variables.
-    A runtime given stays the caller's to close; one made here is closed with the process, or by `runtime_of(g).close()`.
+    A runtime given stays the caller's to close; one made here ends with the process, or by `runtime_of(g).close()`.
 
     Raises:
         TopologyError: if `graph` is not a compiled graph.

@@ -37,9 +37,7 @@ class HandleTable:
         self._numbers = itertools.count(1)
         self._open: dict[ActionId, Handle] = {}
 
-    def plan(
-        self, kind: ActionKind, *, agent: str, thread_id: ThreadId | None, num_tokens: int, reason: str
-    ) -> Handle:
+    def plan(self, kind: ActionKind, *, agent: str, thread_id: ThreadId | None, num_tokens: int, reason: str) -> Handle:
         """Open a handle."""
         now_s = self._clock.now_s()
         handle = Handle(ActionId(f"a{next(self._numbers)}"), kind, agent, thread_id, num_tokens, now_s)

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 _PROBE_AGAIN_S = 2.0
 _SWEEP_S = 0.5
+_IDLE_LOOKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ class Runtime:
 
     def handler(self, *, graph_id: str = "") -> RuntimeHandler:
         """Return a callback handler that reports to this runtime."""
-        return RuntimeHandler(self.post, clock=self._clock, wire_extras=self.wire_extras, graph_id=graph_id, runtime=self)
+        return RuntimeHandler(
+            self.post, clock=self._clock, wire_extras=self.wire_extras, graph_id=graph_id, runtime=self
+        )
 
     def learn_topology(self, topology: Topology) -> str:
         """Tell the forecast a graph's topology; return the id its handler must carry."""
@@ -119,12 +122,17 @@ class Runtime:
         return self._background.run(self._start_and_probe()).result()
 
     def wait_idle(self, *, timeout_s: float = 10.0) -> bool:
-        """Wait until every signal so far was taken in and no action is under way; return whether that came true."""
+        """Wait until every signal so far was taken in and nothing is under way; return whether that came true.
+
+        Events from the engine take a moment to arrive, so idle means idle at several looks in a row.
+        """
         deadline_s = time.monotonic() + timeout_s
+        looks = 0
         while time.monotonic() < deadline_s:
-            if self._background.run(self._is_idle()).result():
+            looks = looks + 1 if self._background.run(self._is_idle()).result() else 0
+            if looks >= _IDLE_LOOKS:
                 return True
-            time.sleep(0.005)
+            time.sleep(0.01)
         return False
 
     def statistics(self) -> RuntimeStatistics:
@@ -240,7 +248,7 @@ class Runtime:
             self._actor.poke()
 
     async def _keep_house(self) -> None:
-        """Drop stale expectations; while runs are open, watch the tier's pulse so that its loss is seen without a try."""
+        """Drop stale expectations; while runs are open, watch the tier's pulse, so that its loss is seen early."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             if self._actor is not None and len(self._state.expectations):

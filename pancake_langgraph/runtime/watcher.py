@@ -83,7 +83,11 @@ class Watcher:
             trail.composites.add(around)
         graph_id = _graph_id(signal)
         self._state.forecaster.observe_transition(
-            graph_id, trail.last, node, elapsed_s=signal.at_s - (trail.started_at_s or signal.at_s), context=trail.context
+            graph_id,
+            trail.last,
+            node,
+            elapsed_s=signal.at_s - (trail.started_at_s or signal.at_s),
+            context=trail.context,
         )
         thread_id = _thread_of(signal, span)
         messages = wire_form(signal.state_messages) if signal.state_messages else None

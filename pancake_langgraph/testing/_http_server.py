@@ -7,13 +7,16 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pancake_langgraph._errors import LaunchError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BODY_BYTES: Final = 64 * 1024 * 1024
@@ -74,6 +77,17 @@ class LoopbackServer:
         if self._loop is not None and self._stopping is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(_STOP_TIMEOUT_S)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the server's loop; cancelling the future cancels it.
+
+        Raises:
+            LaunchError: if the server is not running.
+        """
+        if self._loop is None:
+            coroutine.close()
+            raise LaunchError("loopback server: not started; use it as a context first")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Run `callback` on the server's loop."""

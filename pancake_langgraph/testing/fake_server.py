@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pancake_langgraph._errors import ContextOverflow, EngineError, EngineFault, EngineRejected
 from pancake_langgraph._types import Prompt, TokenPrefix, Usage
@@ -15,6 +16,8 @@ from pancake_langgraph.engines import _compat
 from pancake_langgraph.engines.base import ChatDelta, ChatRequest
 from pancake_langgraph.engines.fake import FakeEngine
 from pancake_langgraph.testing._http_server import Answer, Call, LoopbackServer
+
+T = TypeVar("T")
 
 _DEFAULT_MAX_TOKENS = 64
 _KNOWN_FIELDS = frozenset(
@@ -79,6 +82,10 @@ class FakeEngineServer:
     def hang_ups(self) -> Sequence[str]:
         """Paths of requests whose clients went away before the answer was complete."""
         return self._server.hang_ups
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the server's loop, where the engine lives; cancelling the future cancels it."""
+        return self._server.run(coroutine)
 
     def on_engine(self, action: Callable[[FakeEngine], object]) -> None:
         """Run `action` with the engine on the server's loop, soon."""

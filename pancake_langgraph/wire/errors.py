@@ -33,10 +33,10 @@ _OVERFLOW: Final = re.compile(
     re.IGNORECASE,
 )
 _WINDOW: Final = (
+    re.compile(r'"n_ctx"\s*:\s*(\d+)'),
     re.compile(
         r"(?:context (?:length|window|size)|max_model_len|maximum model length)[^0-9]{0,60}?(\d+)", re.IGNORECASE
     ),
-    re.compile(r'"n_ctx"\s*:\s*(\d+)'),
 )
 _PROMPT: Final = (
     re.compile(r"(?:prompt|input|messages)[^0-9.]{0,40}?(\d+)(?: input)? tokens", re.IGNORECASE),

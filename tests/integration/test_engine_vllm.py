@@ -13,7 +13,7 @@ import pytest
 
 from pancake_langgraph._errors import EngineRejected, EngineUnavailable, ModelNotFound
 from pancake_langgraph._types import TokenPrefix
-from pancake_langgraph.engines._compat import tested_versions
+from pancake_langgraph.engines import _compat
 from pancake_langgraph.engines.base import ChatRequest, Engine
 from pancake_langgraph.engines.registry import create_engine
 from pancake_langgraph.engines.vllm import VllmEngine
@@ -71,12 +71,12 @@ async def _pool_hit(stack: Stack, tokens: list[int], salt: str | None) -> int:
             f"{stack.base_url}/completions", json=body | ({"cache_salt": salt} if salt else {})
         )
     assert response.status_code == 200, response.text
-    return response.json()["kv_transfer_params"]["num_vllm_cached_tokens"]
+    return response.json()["kv_transfer_params"]["cached_token_stats"]["num_vllm_cached_tokens"]
 
 
 async def test_probe_tells_the_shape_of_the_pool(vllm: Engine, smol_stack: Stack) -> None:
     found = await vllm.probe()
-    assert found.version == tested_versions()["vllm"]
+    assert found.version == _compat.tested_versions()["vllm"]
     assert (found.engine, found.model, found.max_model_len_tokens) == ("vllm", smol_stack.served_model_name, 4096)
     assert found.block_size_tokens == 64
     assert found.pool_tokens is not None

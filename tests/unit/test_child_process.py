@@ -174,6 +174,27 @@ def test_named_shared_memory_is_removed_after_a_crash(start: Callable[..., Child
     wait_until(lambda: not Path("/dev/shm", name).exists())
 
 
+@pytest.mark.parametrize("crash", [False, True])
+def test_semaphores_of_a_crashed_family_are_removed(
+    start: Callable[..., ChildProcess], tmp_path: Path, *, crash: bool
+) -> None:
+    if not Path("/dev/shm").is_dir():  # as above
+        return
+    names = tmp_path / "names"
+    code = (
+        "import multiprocessing, pathlib, time\n"
+        "lock = multiprocessing.get_context('spawn').Lock()\n"
+        f"pathlib.Path({str(names)!r}).write_text(lock._semlock.name)\n"
+        "time.sleep(60)\n"
+    )
+    child = start("-c", code)
+    wait_until(lambda: names.exists() and bool(names.read_text()))
+    semaphore = Path("/dev/shm", f"sem.{names.read_text().lstrip('/')}")
+    assert semaphore.exists()
+    (child.kill if crash else child.terminate)()
+    wait_until(lambda: not semaphore.exists())
+
+
 def test_a_child_that_dies_early_is_explained_from_its_log(start: Callable[..., ChildProcess]) -> None:
     child = start("-c", "print('prompt text'); raise RuntimeError('operator torchvision::nms does not exist')")
     with pytest.raises(LaunchError) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -205,11 +206,27 @@ async def test_garbage_is_not_an_event(folder):
         assert not index.complete
 
 
-async def test_an_engine_that_connects_to_us_is_heard(folder):
+async def test_an_engine_that_bound_a_port_is_connected_to():
     context = zmq.asyncio.Context()
     pub = context.socket(zmq.PUB)
     port = pub.bind_to_random_port("tcp://127.0.0.1")
-    pub.unbind(f"tcp://127.0.0.1:{port}")
+    for endpoint in (f"tcp://*:{port}", f"tcp://127.0.0.1:{port}"):
+        subscriber = KvEventSubscriber(endpoint)
+        await subscriber.start()
+        payload = msgspec.msgpack.encode([1.0, [stored(0)], 0])
+        async with asyncio.timeout(5):
+            while subscriber.index.num_blocks == 0:
+                await pub.send_multipart([b"kv", (0).to_bytes(8, "big"), payload])
+                await asyncio.sleep(0.02)
+        await subscriber.stop()
+    context.destroy(linger=0)
+
+
+async def test_an_engine_that_connects_to_us_is_heard():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    context = zmq.asyncio.Context()
+    pub = context.socket(zmq.PUB)
     subscriber = KvEventSubscriber(f"tcp://127.0.0.1:{port}")
     await subscriber.start()
     try:

@@ -1,0 +1,236 @@
+"""The benches by name: what to start, which points to run, and how to read the result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.bench.arms import ARM_TEXT, Arm
+from pancake_langgraph.bench.no_pressure import run_no_pressure
+from pancake_langgraph.bench.recorder import CallRecord, concurrency
+from pancake_langgraph.bench.runner import (
+    ArmResult,
+    Repeats,
+    build_result,
+    differing_answers,
+    outcomes_of,
+    run_arms,
+    samples_of,
+)
+from pancake_langgraph.bench.schema import BenchResult
+from pancake_langgraph.bench.servers import Progress, Servers, ServersPlan
+from pancake_langgraph.bench.statistics import percentile
+from pancake_langgraph.bench.tool_pause import ToolPausePlan, run_tool_pause
+from pancake_langgraph.weights.smollm import prepare_smollm
+
+#: SmolLM2-135M: 30 layers, 3 KV heads of 64, keys and values, two bytes a number (four in float32).
+KV_TOKEN_BYTES: Final[Mapping[str, int]] = {"bfloat16": 23_040, "float32": 46_080}
+POOL_TOKENS: Final = 9_000
+#: Share of its prompt under which a call counts as having lost its context.
+LOST_RATIO: Final = 0.5
+#: Points of the sweep beside the main one: from no pressure at all to a live set of twice the pool.
+SWEEP_PRESSING: Final = (0, 1, 2, 5)
+ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What a user may choose.  `repeats` counts for the main point; `sweep_repeats` for each other point of a sweep."""
+
+    repeats: int = 5
+    sweep_repeats: int = 0
+    dtype: str = "bfloat16"
+    num_threads: int = 1
+    model_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            ConfigError: if a value is out of range.
+        """
+        if not 1 <= self.repeats <= 1000 or not 0 <= self.sweep_repeats <= 1000:
+            raise ConfigError(f"repeats: got {self.repeats} and {self.sweep_repeats}, allowed are 1 (sweep: 0) to 1000")
+        if self.dtype not in KV_TOKEN_BYTES:
+            raise ConfigError(f"dtype: got {self.dtype!r}, allowed are {', '.join(KV_TOKEN_BYTES)}")
+
+
+def servers_plan(options: BenchOptions) -> ServersPlan:
+    """Return what to start for a bench; the tier has its best settings, found by trying (see docs/benchmarks.md)."""
+    return ServersPlan(
+        model_dir=options.model_dir or prepare_smollm(),
+        pool_tokens=POOL_TOKENS,
+        resident_pool_tokens=4 * POOL_TOKENS,
+        kv_token_bytes=KV_TOKEN_BYTES[options.dtype],
+        dtype=options.dtype,
+        block_size_tokens=32,
+        chunk_tokens=64,
+        num_threads=options.num_threads,
+        l1_bytes=2_000_000_000,
+        chat_template=Path(__file__).resolve().parent.parent / "weights" / "chat_template_tools.jinja",
+    )
+
+
+async def tool_pause(servers: Servers, options: BenchOptions, on_progress: Progress) -> BenchResult:
+    """Run `tool-pause`: the main point, then the sweep of pressure."""
+    plan = ToolPausePlan()
+    main = await _tool_pause_point(servers, plan, options.repeats, on_progress)
+    sweep = [_point_row(plan, main)]
+    for num_pressing in SWEEP_PRESSING if options.sweep_repeats else ():
+        point = replace(plan, num_pressing=num_pressing)
+        sweep.append(_point_row(point, await _tool_pause_point(servers, point, options.sweep_repeats, on_progress)))
+    samples = samples_of(main, chosen=lost_calls)
+    return build_result(
+        "tool-pause",
+        main,
+        samples,
+        notes=(*_arm_notes(), *_tool_pause_notes(plan, main)),
+        summary=_tool_pause_summary(main, samples),
+        sweep=sorted(sweep, key=lambda row: row["pressing_threads"]),
+    )
+
+
+async def no_pressure(servers: Servers, options: BenchOptions, on_progress: Progress) -> BenchResult:
+    """Run `no-pressure`."""
+    plan = ToolPausePlan(num_pauses=6)
+    repeats = await run_arms(
+        servers,
+        lambda run, repeat: run_no_pressure(plan, run, repeat=repeat),
+        arms=ARMS,
+        repeats=options.repeats,
+        point="no-pressure",
+        on_progress=on_progress,
+    )
+    samples = samples_of(repeats, chosen=lambda results, arm: results[arm].run.calls)
+    calls = sum(len(results[Arm.PANCAKE].run.calls) for results in repeats)
+    actions = sum(results[Arm.PANCAKE].submitted_actions for results in repeats)
+    return build_result(
+        "no-pressure",
+        repeats,
+        samples,
+        notes=(*_arm_notes(), "One thread, instant tools, a pool far larger than its context: nothing can be won."),
+        summary={
+            "warm_ups_per_call": actions / calls,
+            "calls_with_other_words_than_plain": differing_answers(repeats),
+            **_concurrency(repeats),
+        },
+    )
+
+
+Workload = Callable[[Servers, BenchOptions, Progress], Awaitable[BenchResult]]
+
+BENCHES: Final[Mapping[str, Workload]] = {"no-pressure": no_pressure, "tool-pause": tool_pause}
+
+
+def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchResult:
+    """Start the servers, run one workload, stop the servers.
+
+    Raises:
+        ConfigError: if the name is unknown.
+        LaunchError: if a server does not start.
+    """
+    if name not in BENCHES:
+        raise ConfigError(f"unknown workload {name!r}; allowed are {', '.join(sorted(BENCHES))}")
+
+    async def run(servers: Servers) -> BenchResult:
+        return await BENCHES[name](servers, options, on_progress)
+
+    with Servers(servers_plan(options), on_progress=on_progress) as servers:
+        return asyncio.run(run(servers))
+
+
+def lost_calls(results: dict[Arm, ArmResult], arm: Arm) -> Sequence[CallRecord]:
+    """Return an arm's calls after a pause whose context the plain arm had lost in the same repeat."""
+    lost = {
+        label
+        for label, call in _resumed(results[Arm.PLAIN]).items()
+        if (call.cached_tokens or 0) < LOST_RATIO * call.prompt_tokens
+    }
+    return [call for label, call in _resumed(results[arm]).items() if label in lost]
+
+
+def _resumed(result: ArmResult) -> dict[str, CallRecord]:
+    return {c.label: c for c in result.run.calls if c.label.startswith("agent-") and not c.label.endswith("/0")}
+
+
+async def _tool_pause_point(servers: Servers, plan: ToolPausePlan, repeats: int, on_progress: Progress) -> Repeats:
+    return await run_arms(
+        servers,
+        lambda run, repeat: run_tool_pause(plan, run, repeat=repeat),
+        arms=ARMS,
+        repeats=repeats,
+        point=f"pressing-{plan.num_pressing}",
+        on_progress=on_progress,
+    )
+
+
+def _live_tokens(plan: ToolPausePlan, repeats: Repeats) -> int:
+    calls = [call for results in repeats for call in results[Arm.PLAIN].run.calls]
+    mean_tokens = sum(call.prompt_tokens for call in calls) / len(calls)
+    return round(mean_tokens * (plan.num_agents + plan.num_pressing))
+
+
+def _point_row(plan: ToolPausePlan, repeats: Repeats) -> dict[str, Any]:
+    """Return one row of the sweep: all calls after a pause, lost or not, so that the region of no gain shows."""
+    row: dict[str, Any] = {
+        "pressing_threads": plan.num_pressing,
+        "pool_over_live": round(POOL_TOKENS / _live_tokens(plan, repeats), 2),
+        "repeats": len(repeats),
+        "lost_by_plain": sum(len(lost_calls(results, Arm.PLAIN)) for results in repeats),
+        "calls_after_pause": sum(len(_resumed(results[Arm.PLAIN])) for results in repeats),
+    }
+    for arm in ARMS:
+        ttft_s = [call.ttft_s for results in repeats for call in _resumed(results[arm]).values()]
+        row[f"{arm}_ttft_p50_s"] = round(percentile(ttft_s, 50.0), 4)
+        row[f"{arm}_ttft_p99_s"] = round(percentile(ttft_s, 99.0), 4)
+    row["outcomes"] = outcomes_of(repeats)
+    return row
+
+
+def _tool_pause_summary(repeats: Repeats, samples: dict[str, dict[str, list[list[float]]]]) -> dict[str, Any]:
+    def pooled(arm: Arm) -> float:
+        return percentile([value for row in samples[arm]["ttft_s"] for value in row], 50.0)
+
+    def prefilled(arm: Arm) -> float:
+        return sum(value for row in samples[arm]["prefilled_tokens"] for value in row)
+
+    counts = [len(lost_calls(results, Arm.PLAIN)) for results in repeats]
+    summary: dict[str, Any] = {
+        "calls_lost_by_plain": counts,
+        "prefilled_tokens_pancake_over_plain": prefilled(Arm.PANCAKE) / prefilled(Arm.PLAIN),
+        "calls_with_other_words_than_plain": differing_answers(repeats),
+        **_concurrency(repeats),
+    }
+    if sum(counts):
+        gap_s = pooled(Arm.REACTIVE) - pooled(Arm.ORACLE)
+        summary["gap_closed_ratio"] = (pooled(Arm.REACTIVE) - pooled(Arm.PANCAKE)) / gap_s if gap_s > 0 else None
+    return summary
+
+
+def _concurrency(repeats: Repeats) -> dict[str, Any]:
+    return {
+        "achieved_concurrency": {
+            str(arm): round(sum(concurrency(list(r[arm].run.calls)) for r in repeats) / len(repeats), 2)
+            for arm in repeats[0]
+        }
+    }
+
+
+def _arm_notes() -> tuple[str, ...]:
+    return tuple(f"{arm}: {text}." for arm, text in ARM_TEXT.items())
+
+
+def _tool_pause_notes(plan: ToolPausePlan, repeats: Repeats) -> tuple[str, ...]:
+    live_tokens = _live_tokens(plan, repeats)
+    return (
+        (
+            f"{plan.num_agents} agents with tools of {plan.pause_s[0]:g}-{plan.pause_s[1]:g} s, "
+            f"{plan.num_pressing} pressing threads, pool {POOL_TOKENS:,} of {live_tokens:,} live tokens."
+        ),
+        "ttft_s counts calls after a pause whose context the plain arm had lost in the same repeat.",
+        "program_s is one agent's whole loop, its tools' time included.",
+    )

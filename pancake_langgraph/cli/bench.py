@@ -1,0 +1,66 @@
+"""`pancake bench NAME`: run a workload on the real engine and print what it measured."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from pancake_langgraph._errors import PancakeError
+
+if TYPE_CHECKING:
+    from pancake_langgraph.bench.schema import BenchResult
+
+
+@click.command()
+@click.argument("name")
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1, 1000), help="Paired repeats.")
+@click.option(
+    "--sweep-repeats",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 1000),
+    help="Repeats at every other point of the pressure sweep; 0 leaves the sweep out.",
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
+@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]))
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024), help="Threads per engine.")
+def bench(name: str, repeats: int, sweep_repeats: int, json_file: Path | None, dtype: str, threads: int) -> None:
+    """Run workload NAME (tool-pause, no-pressure) with all arms interleaved.
+
+    The exit status is 0 whatever the figures say; it is not 0 when the run itself failed.
+    """
+    from pancake_langgraph.bench.workloads import BenchOptions, run_bench
+
+    if json_file is not None and not json_file.resolve().parent.is_dir():
+        raise click.UsageError(f"--json: the folder of {json_file} does not exist; make it first")
+    logging.basicConfig(level=logging.WARNING)
+    progress = Console(stderr=True)
+    try:
+        options = BenchOptions(repeats=repeats, sweep_repeats=sweep_repeats, dtype=dtype, num_threads=threads)
+        result = run_bench(name, options, lambda text: progress.log(text, highlight=False))
+    except PancakeError as exc:
+        raise click.ClickException(str(exc)) from exc
+    console = Console()
+    show(result, console)
+    if json_file is not None:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+        console.print(f"written: {json_file}")
+
+
+def show(result: BenchResult, console: Console) -> None:
+    """Print tables, sweep, outcomes and notes."""
+    from pancake_langgraph.bench.render import arms_table, ratios_table
+
+    console.print(arms_table(result))
+    console.print(ratios_table(result))
+    for row in result.sweep or ():
+        console.print(row)
+    console.print(f"outcomes: {dict(result.outcomes)}")
+    console.print(f"summary: {result.summary}")
+    for note in result.notes:
+        console.print(f"- {note}")
+    console.print(result.machine.line())
