@@ -30,7 +30,7 @@ from pancake_langgraph.chat.payload import lay_out, with_extras
 from pancake_langgraph.chat.structured import described, parser_for
 from pancake_langgraph.chat.tokens import TokenCounting
 from pancake_langgraph.chat.watch import RunProbe, Watch
-from pancake_langgraph.config.env import settings_from_env
+from pancake_langgraph.config.env import runtime_requested, settings_from_env
 
 #: Keyword that carries a `RunProbe` through LangChain's own methods; never sent, traced or cached.
 _PROBE = "pancake_probe"
@@ -366,3 +366,9 @@ def _raw(values: Mapping[str, Any]) -> Any:
 
 def _nothing(_: Any) -> None:
     return None
+
+
+if runtime_requested():  # `PANCAKE_RUNTIME=1`: whoever uses this model is watched without a line of code
+    from pancake_langgraph.runtime.environment import watch_environment
+
+    watch_environment()

@@ -67,6 +67,21 @@ class CallRecorder(BaseCallbackHandler):
         """Take the time of the first piece."""
         self._first.setdefault(run_id, time.perf_counter())
 
+    # ChatOpenAI calls back for the first piece even when it is empty; PancakeChatModel tells it on the wire.
+
+    def on_wire_request(self, run_id: UUID, payload: Any) -> None:
+        """Add nothing to the request."""
+
+    def on_wire_first_piece(self, run_id: UUID, prompt_token_ids: tuple[int, ...] | None) -> None:
+        """Take the time of the first piece."""
+        self._first.setdefault(run_id, time.perf_counter())
+
+    def on_wire_tool_name(self, run_id: UUID, tool_name: str) -> None:
+        """Do nothing."""
+
+    def on_wire_end(self, run_id: UUID, usage: Any, finish_reason: str | None) -> None:
+        """Do nothing."""
+
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Close the record."""
         ended_s = time.perf_counter()
