@@ -1,0 +1,103 @@
+"""The pure decisions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pancake_langgraph.plan import HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
+
+BLOCK = 32
+
+
+def holds(*waiting: Waiting, pool: int = 10_000, running: int = 0) -> dict[str, HoldVerb]:
+    decisions = plan_holds(
+        waiting, pool_tokens=pool, running_tokens=running, reserve_ratio=0.1, block_size_tokens=BLOCK
+    )
+    return {decision.key: decision.verb for decision in decisions}
+
+
+def waiting(
+    key: str = "a", *, tokens: int = 2000, resident: int | None = None, turnover: int = 0, eta: float | None = 1.0
+) -> Waiting:
+    return Waiting(key, tokens, tokens if resident is None else resident, turnover, eta)
+
+
+def test_a_resident_context_far_from_eviction_is_left_alone() -> None:
+    assert holds(waiting(turnover=1000)) == {"a": HoldVerb.LEAVE}
+
+
+def test_a_resident_context_is_touched_before_eviction_reaches_it() -> None:
+    assert holds(waiting(turnover=4000)) == {"a": HoldVerb.TOUCH}
+    assert holds(waiting(turnover=3999)) == {"a": HoldVerb.LEAVE}
+
+
+def test_running_requests_bring_eviction_nearer() -> None:
+    assert holds(waiting(turnover=1000), running=6000) == {"a": HoldVerb.TOUCH}
+
+
+def test_a_lost_context_is_restored() -> None:
+    assert holds(waiting(resident=0)) == {"a": HoldVerb.RESTORE}
+    assert holds(waiting(resident=2000 - BLOCK)) == {"a": HoldVerb.RESTORE}
+    assert holds(waiting(resident=2000 - BLOCK + 1)) == {"a": HoldVerb.LEAVE}
+
+
+def test_what_does_not_fit_is_refused_latest_to_resume_first() -> None:
+    decisions = holds(waiting("late", tokens=4000, eta=9.0), waiting("soon", tokens=4000, eta=1.0), pool=6000)
+    assert decisions == {"soon": HoldVerb.LEAVE, "late": HoldVerb.REFUSE}
+
+
+def test_unknown_return_times_come_last() -> None:
+    decisions = holds(waiting("unknown", tokens=4000, eta=None), waiting("known", tokens=4000, eta=99.0), pool=6000)
+    assert decisions["unknown"] is HoldVerb.REFUSE
+
+
+@given(
+    st.lists(st.tuples(st.integers(32, 5000), st.floats(0, 100) | st.none()), max_size=12),
+    st.integers(64, 20_000),
+    st.integers(0, 20_000),
+)
+def test_held_contexts_never_exceed_what_running_requests_and_reserve_leave(
+    contexts: list[tuple[int, float | None]], pool: int, running: int
+) -> None:
+    given_contexts = [waiting(f"{n:03d}", tokens=tokens, eta=eta) for n, (tokens, eta) in enumerate(contexts)]
+    decisions = holds(*given_contexts, pool=pool, running=running)
+    assert set(decisions) == {context.key for context in given_contexts}
+    held = sum(c.num_tokens for c in given_contexts if decisions[c.key] is not HoldVerb.REFUSE)
+    assert held <= max(int(pool * 0.9) - running, 0)
+
+
+def inputs(**changes: object) -> WarmInputs:
+    values = {
+        "p_next": 1.0,
+        "num_tokens": 1000,
+        "resident_tokens": 0,
+        "restorable": False,
+        "foreground_calls": 1,
+        "pool_tokens": 10_000,
+        "busy_tokens": 0,
+        "wasted_ratio": 0.0,
+    }
+    return WarmInputs(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "submit", "reason"),
+    [
+        ({}, True, "missing"),
+        ({"p_next": 0.5}, False, "p=0.50"),
+        ({"num_tokens": 31}, False, "less than one block"),
+        ({"resident_tokens": 1000}, False, "already resident"),
+        ({"resident_tokens": None}, True, "missing"),
+        ({"busy_tokens": 8500}, False, "no room"),
+        ({"pool_tokens": None, "busy_tokens": 10**9}, True, "missing"),
+        ({"wasted_ratio": 0.3}, False, "waste"),
+        ({"wasted_ratio": 0.3, "restorable": True}, True, "missing"),
+        ({"foreground_calls": 2}, False, "calls running"),
+        ({"foreground_calls": 2, "restorable": True}, True, "missing"),
+    ],
+)
+def test_a_successor_is_warmed_only_when_it_can_pay(changes: dict[str, object], submit: bool, reason: str) -> None:
+    verdict = plan_warm(
+        inputs(**changes), p_warm_min=0.6, reserve_ratio=0.1, waste_budget_ratio=0.25, block_size_tokens=BLOCK
+    )
+    assert (verdict.submit, reason in verdict.reason) == (submit, True)
