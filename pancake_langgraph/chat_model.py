@@ -30,6 +30,7 @@ from pancake_langgraph.chat.payload import lay_out, with_extras
 from pancake_langgraph.chat.structured import described, parser_for
 from pancake_langgraph.chat.tokens import TokenCounting
 from pancake_langgraph.chat.watch import RunProbe, Watch
+from pancake_langgraph.config.address import require_http_address
 from pancake_langgraph.config.env import runtime_requested, settings_from_env
 
 #: Keyword that carries a `RunProbe` through LangChain's own methods; never sent, traced or cached.
@@ -342,6 +343,8 @@ def _with_defaults(kwargs: Mapping[str, Any]) -> dict[str, Any]:
                 values.pop(name, None)
     if not (values.get("model") or values.get("model_name")):
         raise ConfigError("model: got nothing, allowed is the name of a served model; give model= or set PANCAKE_MODEL")
+    given = values.get("base_url")
+    require_http_address("base_url", values.get("openai_api_base") if given is None else given)
     if (values.get("n") or 1) != 1:
         raise ConfigError(f"n: got {values['n']!r}, allowed is 1; use batch for several answers")
     if values.get("use_responses_api") or values.get("output_version") == "responses/v1":

@@ -59,7 +59,8 @@ def build_graph(
     """Build the graph around `model`, which must be able to bind tools.
 
     A run makes at most `2 + 4 * max_rounds` model calls, and just 2 when the corpus has nothing on the question.
-    `max_tokens` bounds every answer in words; calls of tools are bounded by their schema.  Works with `invoke` and `ainvoke`.
+    `max_tokens` bounds every answer in words; calls of tools are bounded by their schema.  Works with `invoke` and
+    `ainvoke`.
 
     Raises:
         ValueError: if `max_rounds` or `max_tokens` is less than 1, or `tool_delay_s` is negative.

@@ -5,7 +5,9 @@ seeded 1-4 s), the next call.  A pressing thread repeats: one call over its own 
 its runs goes from START to END.  All prompts are cut from real text; every thread's differs from its first line on.
 
 Every thread's context has been read once, one after the other, before the clock starts: threads of a running service,
-not a cold start.  The live set is the sum of all threads' prompts.  Pressure is live set over pool, swept by the number of pressing
+not a cold start.
+
+The live set is the sum of all threads' prompts.  Pressure is live set over pool, swept by the number of pressing
 threads with the pool fixed, so that one set of servers serves the whole sweep.
 """
 

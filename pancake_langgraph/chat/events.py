@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pancake_langgraph._errors import EngineError, MalformedStream
 from pancake_langgraph.wire.errors import CallFacts, cut_stream, error_from_response, timed_out, unreachable
+from pancake_langgraph.wire.json_text import decoded
 from pancake_langgraph.wire.sse import DONE, EventDecoder
 
 _MAX_WHOLE_BYTES = 64 * 1024 * 1024
@@ -49,8 +49,10 @@ class EventReader:
             return self._events(self._decoder.finish())
         event = self._parse(self._whole.decode("utf-8", "replace"))
         self.done = True
-        for choice in event.get("choices") or ():
-            choice["delta"] = choice.get("message") or {}
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):  # whoever reads the event says what is wrong with others
+                choice["delta"] = choice.get("message") or {}
         return [event]
 
     def _events(self, data: list[str]) -> list[dict[str, Any]]:
@@ -66,7 +68,7 @@ class EventReader:
 
     def _parse(self, text: str) -> dict[str, Any]:
         try:
-            event = json.loads(text)
+            event = decoded(text)
         except ValueError as exc:
             raise MalformedStream(
                 f"the server at {self._facts.url} sent an event of {len(text)} characters that is no JSON"
@@ -82,7 +84,7 @@ def translate(exc: Exception, facts: CallFacts, *, started: bool) -> EngineError
     """Return the typed error for what a client raised; `started` says whether pieces had come."""
     kinds = {kind.__name__ for kind in type(exc).__mro__}
     reason = type(exc).__name__
-    if kinds & {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "ProxyError"} and not started:
+    if kinds & {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "ProxyError", "InvalidURL"} and not started:
         return unreachable(facts, reason)
     if "TimeoutException" in kinds:
         return timed_out(facts, reason)

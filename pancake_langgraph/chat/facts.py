@@ -15,6 +15,7 @@ from pancake_langgraph.chat.events import translate
 from pancake_langgraph.chat.link import Link, transport_errors
 from pancake_langgraph.wire.bodies import prompt_texts
 from pancake_langgraph.wire.errors import CallFacts, error_from_response
+from pancake_langgraph.wire.json_text import decoded
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ class ServerFacts:
         if status_code >= 400:
             raise error_from_response(status_code, text, self._facts({}))
         try:
-            value = json.loads(text)
+            value = decoded(text)
         except ValueError as exc:
             raise MalformedStream(f"the server at {self.link.config.base_url} answered with no JSON") from exc
         if not isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import sys
 import threading
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.config.address import require_http_address
 
 _CONNECT_S: Final = 5.0
 _READ_S: Final = 600.0
@@ -48,19 +50,30 @@ class LinkConfig:
         return f"{self.base_url.rstrip('/')}/{path.lstrip('/')}"
 
 
+_ByLoop = dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator[None, None]]]
+
+
 class Link:
     """Opens clients on first use and closes them with what they belong to.
 
     The client of an event loop is closed when that loop shuts down its asynchronous generators (`asyncio.run` and test
-    runners do), and forgotten when the loop is closed.  Safe to use from several threads and loops at once.
+    runners do), or before, when the link is collected; it is forgotten when the loop is closed.  Safe to use from
+    several threads and loops at once.
     """
 
     def __init__(self, config: LinkConfig) -> None:
-        """Remember `config`; open nothing."""
+        """Remember `config`; open nothing.
+
+        Raises:
+            ConfigError: if nothing can be reached under its address.
+        """
+        require_http_address("base_url", config.base_url)
         self.config = config
         self._lock = threading.Lock()
         self._client: httpx.Client | None = None
-        self._by_loop: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator[None, None]]] = {}
+        self._by_loop: _ByLoop = {}
+        # The finalizer holds the table, so that sockets are never garbage themselves but closed by their own loop.
+        weakref.finalize(self, _let_go, self._by_loop).atexit = False
 
     def client(self) -> Any:
         """Return the client for blocking calls."""
@@ -82,7 +95,7 @@ class Link:
             for known in [known for known in self._by_loop if known.is_closed()]:
                 self._by_loop.pop(known, None)
             client = httpx.AsyncClient(**self._options())
-            keeper = _keep(client, loop, weakref.ref(self))
+            keeper = _keep(client, loop, self._by_loop)
             entry = self._by_loop.setdefault(loop, (client, keeper))
             await keeper.__anext__()
         return entry[0]
@@ -131,15 +144,34 @@ class Link:
 
 
 async def _keep(
-    client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop, link: weakref.ref[Link]
+    client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop, by_loop: _ByLoop
 ) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
         await client.aclose()
-        owner = link()
-        if owner is not None:
-            owner._by_loop.pop(loop, None)
+        by_loop.pop(loop, None)
+
+
+def _let_go(by_loop: _ByLoop) -> None:
+    """Close the clients of a link that is gone, each on its own loop."""
+    for loop, (_, keeper) in list(by_loop.items()):
+        with contextlib.suppress(RuntimeError):  # closed meanwhile: it has closed its client as well
+            loop.call_soon_threadsafe(_end, loop, keeper)
+
+
+def _end(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[None, None]) -> None:
+    task = loop.create_task(_closed(keeper))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+async def _closed(keeper: AsyncGenerator[None, None]) -> None:
+    await keeper.aclose()
+
+
+#: Keeps the tasks of `_end` alive until they are done.
+_closing: set[asyncio.Task[None]] = set()
 
 
 def as_timeout(timeout: Any) -> httpx.Timeout:
@@ -159,7 +191,7 @@ def as_timeout(timeout: Any) -> httpx.Timeout:
 def transport_errors() -> tuple[type[Exception], ...]:
     """Return the roots of what our client, or a client that the application gave, raises."""
     second = sys.modules.get("httpx2")
-    roots: list[type[Exception]] = [httpx.HTTPError, httpx.StreamError]
+    roots: list[type[Exception]] = [httpx.HTTPError, httpx.StreamError, httpx.InvalidURL]
     if second is not None:
-        roots += [second.HTTPError, second.StreamError]
+        roots += [second.HTTPError, second.StreamError, second.InvalidURL]
     return tuple(roots)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final, cast
@@ -17,6 +16,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass, is_pydantic_v1_
 from pydantic import ValidationError
 
 from pancake_langgraph._errors import StructuredOutputError
+from pancake_langgraph.wire.json_text import decoded
 
 _THINK: Final = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 _OPEN_THINK: Final = re.compile(r"^\s*<think>(?!.*</think>)", re.DOTALL)
@@ -170,13 +170,13 @@ def strip_wrapping(text: str) -> str:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(strip_wrapping(text), strict=False)
+        decoded(strip_wrapping(text), strict=False)
     except ValueError:
         fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
         if fenced is None:
             return False
         try:
-            json.loads(fenced.group(1), strict=False)
+            decoded(fenced.group(1), strict=False)
         except ValueError:
             return False
     return True

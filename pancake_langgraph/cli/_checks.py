@@ -14,7 +14,8 @@ from typing import Final, Literal
 
 import psutil
 
-from pancake_langgraph._errors import LaunchError, ModelFilesError, PancakeError
+from pancake_langgraph._errors import ConfigError, LaunchError, ModelFilesError, PancakeError
+from pancake_langgraph.config.address import require_http_address
 from pancake_langgraph.engines.base import Capabilities, Engine
 from pancake_langgraph.launch.device import installed_engine
 from pancake_langgraph.launch.ports import free_ports
@@ -222,6 +223,10 @@ def capability_checks(found: Capabilities) -> list[CheckResult]:
 
 
 def _check_tier(tier_url: str) -> CheckResult:
+    try:
+        require_http_address("tier url", tier_url)
+    except ConfigError as exc:
+        return CheckResult("cache server", "fail", str(exc), "correct --tier-url, or unset PANCAKE_TIER_URL")
     if answers(f"{tier_url.rstrip('/')}/healthcheck"):
         return CheckResult("cache server", "ok", f"{tier_url} answers")
     return CheckResult("cache server", "fail", f"{tier_url} does not answer", "restart it, or unset PANCAKE_TIER_URL")

@@ -48,6 +48,7 @@ def demo(corpus: Path | None, repeats: int, trace_file: Path) -> None:
 
     try:
         example, texts = _example(corpus)
+        trace_file.parent.mkdir(parents=True, exist_ok=True)  # minutes before it is written
         tell("preparing the model (once; kept in the cache folder)")
         options = BenchOptions(repeats=repeats, model_dir=prepare_smollm(on_progress=lambda step, _: tell(step)))
         with Servers(servers_plan(options), on_progress=tell) as servers:
@@ -97,5 +98,4 @@ def _run_team(example: Any, texts: Any, servers: Servers, trace_file: Path, tell
                 ready.runtime.close()
         tell(f"research team, {arm}: {time.monotonic() - started_s:.1f} s, {len(final['messages'])} messages")
         if ready.runtime is not None:
-            trace_file.parent.mkdir(parents=True, exist_ok=True)
             write_trace(ready.runtime.ledger.events(), trace_file, process_name="research_team")

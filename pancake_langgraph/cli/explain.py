@@ -133,11 +133,18 @@ def _explained(what: str) -> Iterator[None]:
     except PancakeError:
         raise
     except (Exception, SystemExit) as exc:
-        frame = traceback.extract_tb(exc.__traceback__)[-1]
         raise ConfigError(
-            f"cannot load {what}: it raised {type(exc).__name__}: {exc} ({frame.filename}, line {frame.lineno}). "
+            f"cannot load {what}: it raised {type(exc).__name__}: {exc}{_place_of(exc)}. "
             "Mend that line, install what it imports, or run from the folder that makes it importable."
         ) from exc
+
+
+def _place_of(exc: BaseException) -> str:
+    """Return file and line of the last frame that is neither ours nor the import system's; nothing without one."""
+    for frame in reversed(traceback.extract_tb(exc.__traceback__)):
+        if frame.filename != __file__ and not frame.filename.startswith(("<frozen", importlib.__file__)):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
 
 
 def _forecasts(topology: Topology) -> dict[NodeId, tuple[Candidate, ...]]:

@@ -11,6 +11,8 @@ import click
 
 from pancake_langgraph._errors import PancakeError
 
+logger = logging.getLogger(__name__)
+
 #: Sub-command -> (module, attribute, one line for the overview).
 _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "bench": ("pancake_langgraph.cli.bench", "bench", "Measure a workload next to what people use today."),
@@ -68,6 +70,21 @@ def main(args: list[str] | None = None) -> None:
     except PancakeError as exc:
         click.echo(f"pancake: {exc}", err=True)
         sys.exit(1)
+    except OSError as exc:
+        logger.debug("stopped by the operating system", exc_info=True)
+        click.echo(f"pancake: {_file_problem(exc)}", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _file_problem(exc: OSError) -> str:
+    """Say which file or folder could not be used, and what may be done."""
+    reason = exc.strerror or str(exc) or type(exc).__name__
+    if exc.filename is None:
+        return f"the operating system refused: {reason}; mend that, or run with -vv to see what led to it"
+    return (
+        f"cannot use {exc.filename}: {reason}; make room or allow access there, or name another place "
+        "(own files go to PANCAKE_CACHE_DIR)"
+    )

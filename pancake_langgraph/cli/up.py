@@ -15,6 +15,7 @@ from pancake_langgraph._errors import LaunchError
 from pancake_langgraph.cli._progress import show_progress
 from pancake_langgraph.config.folders import cache_dir
 from pancake_langgraph.launch.plans import Dtype, StackPlan, TierPlan
+from pancake_langgraph.launch.ports import require_free
 from pancake_langgraph.launch.stack import Stack
 from pancake_langgraph.weights import TOOLS_TEMPLATE, prepare_smollm
 
@@ -45,6 +46,8 @@ def up(model_dir: Path | None, dtype: Dtype, no_tier: bool, l2_dir: Path | None,
 
     Prints the variables that point a client at them, ready for `eval`.
     """
+    if options["port"] is not None:
+        require_free(options["port"], "model server")  # before the model is prepared and the cache server started
     default_model = model_dir is None
     folder = (model_dir or prepare_smollm(on_progress=show_progress)).resolve()
     plan = StackPlan(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.config.address import require_http_address
 
 DEFAULT_BASE_URL: Final = "http://127.0.0.1:8000/v1"
 
@@ -67,10 +68,9 @@ class RuntimeSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise ConfigError(f"{name}: got {value!r}, allowed is a number from {low} to {high}")
-        if not self.base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"base_url: got {self.base_url!r}, allowed is an http:// or https:// address")
-        if self.tier_url is not None and not self.tier_url.startswith(("http://", "https://")):
-            raise ConfigError(f"tier_url: got {self.tier_url!r}, allowed is an http:// or https:// address")
+        require_http_address("base_url", self.base_url)
+        if self.tier_url is not None:
+            require_http_address("tier_url", self.tier_url)
         if self.tier_url is not None and self.tier_model is None:
             raise ConfigError(
                 "tier_url is set without tier_model: give the --model string the engine was started with, "

@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 import httpx
 
 from pancake_langgraph._errors import ConfigError, EngineError, EngineUnavailable, MalformedStream
+from pancake_langgraph.config.address import require_http_address
 from pancake_langgraph.wire.errors import CallFacts, cut_stream, error_from_response, timed_out, unreachable
+from pancake_langgraph.wire.json_text import decoded
 from pancake_langgraph.wire.sse import DONE, EventDecoder
 
 logger = logging.getLogger(__name__)
@@ -29,9 +31,7 @@ def server_root(base_url: str) -> str:
     Raises:
         ConfigError: if it is not an HTTP address.
     """
-    if not base_url.startswith(("http://", "https://")) or not urlsplit(base_url).hostname:
-        raise ConfigError(f"base_url: got {base_url!r}, allowed is an http:// or https:// address")
-    return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+    return require_http_address("base_url", base_url).rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def is_loopback(url: str) -> bool:
@@ -202,7 +202,7 @@ def _facts_of(root: str, body: dict[str, Any] | None) -> CallFacts:
 
 def _decoded(response: httpx.Response, route: str) -> Any:
     try:
-        return response.json()
+        return decoded(response.content)
     except ValueError as exc:
         raise MalformedStream(f"{route}: got an answer that is not JSON; is this a model server?") from exc
 
@@ -211,7 +211,7 @@ def _chunk_of(data: str) -> dict[str, Any] | None:
     if data.strip() == DONE:
         return None
     try:
-        chunk = json.loads(data)
+        chunk = decoded(data)
     except ValueError as exc:
         raise MalformedStream(f"stream: got {len(data)} characters that are not JSON, allowed is a chat chunk") from exc
     if not isinstance(chunk, dict):

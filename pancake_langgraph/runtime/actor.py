@@ -39,6 +39,7 @@ class Actor:
         self._wake = asyncio.Event()
         self._inflight = 0
         self._evaluating = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def poke(self) -> None:
         """Ask for an evaluation."""
@@ -49,10 +50,10 @@ class Actor:
         """Whether nothing is under way and no evaluation is asked for."""
         return self._inflight == 0 and not self._evaluating and not self._wake.is_set()
 
-    @property
-    def quiet(self) -> bool:
-        """Whether no request is under way."""
-        return self._inflight == 0
+    async def wait_quiet(self) -> None:
+        """Wait until no request is under way; those that were cancelled end first."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def serve(self) -> None:
         """Evaluate whenever poked, until cancelled."""
@@ -234,9 +235,19 @@ class Actor:
         expectation.task = asyncio.get_running_loop().create_task(
             self._perform(expectation, handle, expectation.prefix), name=f"pancake-{handle.action_id}"
         )
+        self._tasks.add(expectation.task)
+        expectation.task.add_done_callback(lambda task: self._ended(task, handle))
+
+    def _ended(self, task: asyncio.Task[None], handle: Handle) -> None:
+        """Book a task that was cancelled before its first step: its own `except` never ran."""
+        self._tasks.discard(task)
+        if not handle.started:
+            self._inflight -= 1
+            self._settle(handle, Outcome.WASTED, "cancelled before it was sent")
 
     async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> None:
         state = self._state
+        handle.started = True
         self._span(handle, SpanStatus.OK, ended=False)
         status = SpanStatus.OK
         try:
@@ -277,13 +288,13 @@ class Actor:
         try:
             await self._tier.prefetch(prefix)
         except TierError as exc:
-            breaker.failed(type(exc).__name__)
             logger.debug("tier did not prefetch: %s", type(exc).__name__)
+            if not (health := await self._tier.health()).alive:  # a slow disk is no dead server
+                breaker.failed(health.detail)
         else:
             breaker.succeeded()
 
     def _finish(self, expectation: Expectation, handle: Handle) -> None:
-        handle.finished = True
         if expectation.claimed:
             self._settle(handle, Outcome.LATE, "its call came first")
         elif self._state.expectations.get(expectation.place) is expectation:

@@ -45,7 +45,7 @@ class EnvironmentHandler(RuntimeHandler, metaclass=_CountsAttached):
 
 def environment_runtime() -> Runtime:
     """Return the process-wide runtime, made at the first call.  Thread-safe."""
-    global _shared  # noqa: PLW0603 - one per process is the meaning of an environment variable
+    global _shared
     with _lock:
         if _shared is None:
             _shared = Runtime(settings_from_env())
@@ -58,7 +58,7 @@ def watch_environment() -> bool:
     Raises:
         ConfigError: if the variable holds something that is no switch.
     """
-    global _registered  # noqa: PLW0603 - LangChain keeps hooks for the life of the process
+    global _registered
     if not runtime_requested():
         return _registered
     with _lock:

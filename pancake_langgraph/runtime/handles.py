@@ -22,8 +22,7 @@ class Handle:
     thread_id: ThreadId | None
     num_tokens: int
     planned_at_s: float
-    submitted: bool = False
-    finished: bool = False
+    started: bool = False
     computed_tokens: int | None = None
 
 
@@ -47,7 +46,6 @@ class HandleTable:
 
     def submit(self, handle: Handle, reason: str) -> None:
         """Mark that the work was sent."""
-        handle.submitted = True
         self._write(handle, ActionState.SUBMITTED, reason, None)
 
     def settle(self, handle: Handle, outcome: Outcome, reason: str) -> None:

@@ -199,7 +199,7 @@ class Runtime:
             return
         try:
             watcher.receive(signal)
-        except Exception:  # noqa: BLE001 - hints fail open: counted, logged once, never seen by the graph
+        except Exception:
             self._state.counters.failed_signals += 1
             level = logging.WARNING if self._state.counters.failed_signals == 1 else logging.DEBUG
             logger.log(level, "a %s signal could not be taken in", type(signal).__name__, exc_info=True)
@@ -271,8 +271,7 @@ class Runtime:
             for call in list(self._state.calls.values()):
                 if call.claim is not None:
                     self._actor.settle_claim(call.claim, Outcome.WASTED, "runtime closed")
-            while not self._actor.quiet:
-                await asyncio.sleep(0.005)
+            await self._actor.wait_quiet()
         for task in tuple(self._tasks):
             task.cancel()
         await self._engine.close()

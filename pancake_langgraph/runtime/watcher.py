@@ -116,7 +116,10 @@ class Watcher:
             return
         same_level = parent_namespace(node) == strip_task_ids(around)
         place = Place(thread_id, around if same_level else ANYWHERE, node)
-        if self._state.expectations.get(place) or any(call.place.node == node for call in self._calls_of(thread_id)):
+        known = self._state.expectations
+        if known.get(place) or known.get(Place(thread_id, ANYWHERE, node)):
+            return
+        if any(call.place.node == node for call in self._calls_of(thread_id)):
             return
         prediction = self._state.book.predict(node, thread_id, messages)
         if prediction is None:

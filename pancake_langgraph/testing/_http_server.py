@@ -119,6 +119,8 @@ class LoopbackServer:
                     return
         except (ConnectionError, asyncio.IncompleteReadError, ValueError) as exc:
             logger.debug("connection ended: %s", type(exc).__name__)
+        except asyncio.CancelledError:  # only `stop` cancels; Python 3.11 would log the cancelled task as a fault
+            logger.debug("connection ended: server stopped")
         finally:
             writer.close()
 

@@ -11,6 +11,7 @@ import httpx
 
 from pancake_langgraph._errors import ConfigError, TierError
 from pancake_langgraph._types import TokenPrefix
+from pancake_langgraph.config.address import require_http_address
 from pancake_langgraph.engines import _compat
 from pancake_langgraph.engines._http import is_loopback
 from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
@@ -38,8 +39,7 @@ class LMCacheTier:
         Raises:
             ConfigError: if a value is not usable.
         """
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"tier url: got {url!r}, allowed is an http:// or https:// address")
+        require_http_address("tier url", url)
         if not model_key:
             raise ConfigError("model_key: got an empty string, allowed is the engine's --model string")
         if not 0 < deadline_s <= 600:
@@ -134,7 +134,7 @@ class LMCacheTier:
             raise self._refusal(route, response)
         try:
             decoded = response.json()
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise TierError(f"tier: {self._url}{route} answered no JSON; is this an LMCache server?") from exc
         if not isinstance(decoded, dict):
             raise TierError(f"tier: {self._url}{route} answered a JSON {type(decoded).__name__}, allowed is an object")
@@ -144,7 +144,7 @@ class LMCacheTier:
         try:
             decoded = response.json()
             reason = str(decoded.get("detail") or decoded.get("error") or decoded) if isinstance(decoded, dict) else ""
-        except ValueError:
+        except (ValueError, RecursionError):
             reason = response.text
         text = f"tier: {route.split('/')[1]} answered {response.status_code}: {reason[:_MAX_REASON_CHARS]}"
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE and "layout" in reason:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pancake_langgraph._errors import MalformedStream
+from pancake_langgraph.wire.json_text import decoded
 
 _MAX_CALLS: Final = 256
 
@@ -233,7 +234,7 @@ def _problem_of(arguments: str) -> str | None:
     if not arguments.strip():
         return None
     try:
-        value = json.loads(arguments, strict=False)
+        value = decoded(arguments, strict=False)
     except ValueError:
         return "the arguments are not valid JSON"
     return None if isinstance(value, dict) else "the arguments are not a JSON object"

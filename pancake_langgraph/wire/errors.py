@@ -6,7 +6,6 @@ prompt is in them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pancake_langgraph._errors import (
     ModelNotFound,
     Unsupported,
 )
+from pancake_langgraph.wire.json_text import decoded
 
 _MAX_DETAIL_CHARS: Final = 300
 _SHINGLE_CHARS: Final = 16
@@ -179,7 +179,7 @@ def _first(patterns: Sequence[re.Pattern[str]], text: str) -> int | None:
 def _server_words(body: str) -> str:
     """Return the message inside the usual error shapes; nothing for HTML."""
     try:
-        data: Any = json.loads(body)
+        data: Any = decoded(body)
     except ValueError:
         return "" if "<" in body[:200] else body
     for key in ("error", "message", "detail"):

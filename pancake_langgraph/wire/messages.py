@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pancake_langgraph._types import WireObject
+from pancake_langgraph.wire.json_text import decoded
 
 #: What stands for the result of a call that was never executed.
 NOT_RUN: Final = "not run: this call was interrupted before it was executed"
@@ -111,7 +112,7 @@ def _parsable(call: WireObject) -> WireObject:
     if isinstance(arguments, Mapping):
         return call
     try:
-        if isinstance(json.loads(arguments or ""), dict):
+        if isinstance(decoded(arguments or ""), dict):
             return call
     except ValueError:
         pass

@@ -9,8 +9,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 from pancake_langgraph.cli.main import pancake
-from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
 from pancake_langgraph.config import RuntimeSettings
+from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
 from pancake_langgraph.runtime import Runtime, attach, runtime_of
 from pancake_langgraph.testing.fake_server import FakeEngineServer
 

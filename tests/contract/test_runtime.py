@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
+from uuid import uuid4
 
 import pytest
 from langchain_core.messages import AnyMessage, SystemMessage
@@ -283,3 +284,30 @@ def test_a_runtime_that_never_ran_closes_at_once() -> None:
     runtime.close()
     runtime.close()
     runtime.check_integrity()
+
+
+async def test_work_cancelled_before_its_first_step_is_settled_too(bed: Bed) -> None:
+    from pancake_langgraph._types import AgentKey, Prompt, ThreadId
+    from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
+
+    def submit_and_drop() -> None:
+        actor = bed.runtime._actor
+        assert actor is not None
+        expectation = Expectation(
+            place=Place(ThreadId("t"), "", "agent"),
+            agent=AgentKey("agent", "", "0"),
+            cause=Cause.RESUME,
+            run_id=uuid4(),
+            prompt=Prompt(()),
+            cache_salt=None,
+            p_next=1.0,
+            created_at_s=0.0,
+        )
+        expectation.set_tokens(tuple(range(100)), 16)
+        actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
+        actor.drop(expectation, "gone at once")
+
+    bed.runtime._background.call(submit_and_drop)
+    assert await asyncio.to_thread(bed.runtime.wait_idle)
+    assert [a.outcome for a in bed.actions()] == [Outcome.WASTED]
+    assert bed.runtime.ledger.statistics().open_actions == 0
