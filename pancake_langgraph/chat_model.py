@@ -62,8 +62,10 @@ class PancakeChatModel(TokenCounting, BaseChatOpenAI):
     """Whether earlier reasoning goes back to the server, in `reasoning_content` and `reasoning`."""
     return_token_ids: bool = False
     """Whether to ask for token ids; observers get them, the message keeps only their number."""
-    keep_tool_order: bool = False
-    """Whether tools keep the order and key order they were bound with, at the cost of the cached prefix."""
+    keep_tool_order: bool = True
+    """Whether tools keep the order and key order they were bound with, as other clients send them.  With false they are
+    sorted, so that an order that varies between runs no longer moves the cached prefix; other bytes may mean other
+    words."""
     strict_roles: bool = False
     """Whether to fit templates that allow one system message and no two equal roles in a row."""
     repair_tool_pairs: bool = True

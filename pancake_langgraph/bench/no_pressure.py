@@ -24,14 +24,18 @@ class NoPressureRun:
 
 
 async def run_no_pressure(plan: ToolPausePlan, run: ArmRun, *, repeat: int) -> NoPressureRun:
-    """Run one agent with instant tools, `plan.num_pauses` times around the loop."""
+    """Run one agent with instant tools, `plan.num_pauses` times around the loop; its prompt has been read before."""
     recorder = CallRecorder()
     graph = build_agent(plan, run, number=repeat % 7, pauses_s=[0.0] * plan.num_pauses)
     if run.runtime is not None:
         graph = attach(graph, runtime=run.runtime)
+    await graph.ainvoke(
+        {"messages": [("user", "You will get a job.")], "turns": plan.num_pauses},
+        {"configurable": {"thread_id": "agent-0-before"}},
+    )
     started_s = time.perf_counter()
     await graph.ainvoke(
-        {"messages": [("user", "Look at the job and say what you found.")], "turns": 0},
+        {"messages": [("user", f"Job {repeat}: look at it and say what you found.")], "turns": 0},
         {"configurable": {"thread_id": "agent-0"}, "callbacks": [recorder], "recursion_limit": 100},
     )
     elapsed_s = time.perf_counter() - started_s

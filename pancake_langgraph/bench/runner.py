@@ -83,7 +83,11 @@ async def run_arms(
     point: str,
     on_progress: Progress,
 ) -> Repeats:
-    """Run every arm once per repeat, in an order that rotates, so that drift of the machine hits all arms alike."""
+    """Run every arm once per repeat, in an order that rotates, so that drift of the machine hits all arms alike.
+
+    Each arm keeps one cache salt over its repeats: what its threads always read (their system prompts) may come from
+    the tier in later repeats, as in a running service; what is new in a repeat is new in its prompts.
+    """
     done: Repeats = []
     for repeat in range(repeats):
         results: dict[Arm, ArmResult] = {}
@@ -91,7 +95,7 @@ async def run_arms(
         for arm in [*arms[shift:], *arms[:shift]]:
             on_progress(f"{point}: repeat {repeat + 1} of {repeats}, {arm}")
             await asyncio.to_thread(servers.reset, arm)
-            results[arm] = await _run_arm(servers, workload, arm, repeat, salt=f"{point}-{repeat}-{arm}")
+            results[arm] = await _run_arm(servers, workload, arm, repeat, salt=f"{point}-{arm}")
         done.append(results)
     return done
 

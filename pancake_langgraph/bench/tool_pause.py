@@ -38,16 +38,19 @@ class ToolPausePlan:
     """Size of the workload.
 
     `num_agents` threads pause for tools `num_pauses` times each; `num_pressing` threads press.  Pauses are drawn evenly
-    from `pause_s`, rests of pressing threads from `rest_s`; `prompt_words` words make one prompt.
+    from `pause_s`, rests of pressing threads from `rest_s`; `prompt_words` words make one prompt.  An agent's last
+    answer has `answer_tokens`, a pressing thread's `clerk_tokens` (it files letters: a word or two), a tool call at
+    most `tool_tokens`.
     """
 
     num_agents: int = 3
     num_pressing: int = 3
-    num_pauses: int = 3
+    num_pauses: int = 2
     pause_s: tuple[float, float] = (1.0, 4.0)
     rest_s: tuple[float, float] = (1.0, 2.5)
-    prompt_words: int = 1400
+    prompt_words: int = 1500
     answer_tokens: int = 4
+    clerk_tokens: int = 2
     tool_tokens: int = 24
     seed: int = 7
 
@@ -103,6 +106,7 @@ class _Agent:
     """One agent thread: its graph, and how long to wait before it starts to work."""
 
     number: int
+    repeat: int
     graph: Any
     stagger_s: float
 
@@ -111,7 +115,7 @@ class _Agent:
         rng = random.Random(f"{plan.seed}/{repeat}/agent/{number}")
         pauses_s = [rng.uniform(*plan.pause_s) for _ in range(plan.num_pauses)]
         graph = build_agent(plan, run, number, pauses_s)
-        return _Agent(number, _attached(graph, run), rng.uniform(0.0, 2.0))
+        return _Agent(number, repeat, _attached(graph, run), rng.uniform(0.0, 2.0))
 
     async def read_once(self) -> None:
         """Let the agent answer once without a tool, in a thread of its own."""
@@ -121,7 +125,8 @@ class _Agent:
         """Run the loop; return its wall time in seconds."""
         await asyncio.sleep(self.stagger_s)
         started_s = time.perf_counter()
-        await self._run("Look at the job and say what you found.", f"agent-{self.number}", turns=0, recorder=recorder)
+        text = f"Job {self.repeat}: look at it and say what you found."
+        await self._run(text, f"agent-{self.number}", turns=0, recorder=recorder)
         return time.perf_counter() - started_s
 
     async def _run(self, text: str, thread_id: str, *, turns: int, recorder: CallRecorder | None) -> None:
@@ -135,6 +140,7 @@ class _Clerk:
     """One pressing thread: each turn is a run of its own, from START to END."""
 
     number: int
+    repeat: int
     graph: Any
     rng: random.Random
     rest_s: tuple[float, float]
@@ -142,7 +148,7 @@ class _Clerk:
     @staticmethod
     def build(plan: ToolPausePlan, run: ArmRun, number: int, repeat: int) -> _Clerk:
         rng = random.Random(f"{plan.seed}/{repeat}/press/{number}")
-        return _Clerk(number, _attached(build_clerk(plan, run, number), run), rng, plan.rest_s)
+        return _Clerk(number, repeat, _attached(build_clerk(plan, run, number), run), rng, plan.rest_s)
 
     async def read_once(self) -> None:
         """Answer once."""
@@ -154,7 +160,7 @@ class _Clerk:
         turn = 0
         while not done.is_set():
             turn += 1
-            await self._run(f"Entry {turn}: file it.", recorder=recorder)
+            await self._run(f"Entry {self.repeat}-{turn}: file it.", recorder=recorder)
             await asyncio.sleep(self.rng.uniform(*self.rest_s))
 
     async def _run(self, text: str, *, recorder: CallRecorder | None) -> None:
@@ -222,7 +228,7 @@ def build_agent(plan: ToolPausePlan, run: ArmRun, number: int, pauses_s: list[fl
 
 def build_clerk(plan: ToolPausePlan, run: ArmRun, number: int) -> Any:
     """Build one pressing thread's graph: a single node over a long context of its own."""
-    model = run.model(max_tokens=plan.answer_tokens)
+    model = run.model(max_tokens=plan.clerk_tokens)
     system = SystemMessage(f"You are clerk {number}. {passages(plan.prompt_words, seed=2000 + number)}")
 
     async def clerk(state: PressState, config: RunnableConfig) -> dict[str, Any]:

@@ -33,7 +33,7 @@ POOL_TOKENS: Final = 9_000
 #: Share of its prompt under which a call counts as having lost its context.
 LOST_RATIO: Final = 0.5
 #: Points of the sweep beside the main one: from no pressure at all to a live set of twice the pool.
-SWEEP_PRESSING: Final = (0, 1, 2, 5)
+SWEEP_PRESSING: Final = (0, 1, 5)
 ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE)
 
 

@@ -76,9 +76,13 @@ class RuntimeSettings:
                 "tier_url is set without tier_model: give the --model string the engine was started with, "
                 "since the tier keys its objects by that string (`pancake up` prints it as PANCAKE_TIER_MODEL)"
             )
+        for name in ("model", "api_key", "tier_model"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name}: got a {type(value).__name__}, allowed is a text, or nothing")
         for name in ("kv_events_endpoint", "kv_replay_endpoint"):
             value = getattr(self, name)
-            if value is not None and not value.startswith(("ipc://", "tcp://")):
+            if value is not None and not (isinstance(value, str) and value.startswith(("ipc://", "tcp://"))):
                 raise ConfigError(f"{name}: got {value!r}, allowed is an ipc:// or tcp:// address")
 
     def __repr__(self) -> str:

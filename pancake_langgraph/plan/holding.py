@@ -73,10 +73,11 @@ def plan_holds(
     ordered = sorted(waiting, key=lambda w: (w.eta_s is None, w.eta_s or 0.0, w.key))
     taken: list[Waiting] = []
     refused: list[Waiting] = []
+    held_tokens = 0
     for context in ordered:
-        fits = sum(t.num_tokens for t in taken) + context.num_tokens <= budget_tokens
+        fits = held_tokens + context.num_tokens <= budget_tokens
         (taken if fits else refused).append(context)
-    held_tokens = sum(t.num_tokens for t in taken)
+        held_tokens += context.num_tokens if fits else 0
     slack_tokens = max(block_size_tokens, pool_tokens - running_tokens - held_tokens)
     decisions = [_decide(context, slack_tokens, block_size_tokens) for context in taken]
     decisions += [

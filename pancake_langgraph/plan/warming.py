@@ -47,7 +47,7 @@ def plan_warm(
         return WarmVerdict(submit=False, reason=f"p={inputs.p_next:.2f} under {p_warm_min:.2f}")
     if inputs.num_tokens < block_size_tokens:
         return WarmVerdict(
-            submit=False, reason=f"{inputs.num_tokens} tokens known, less than one block of {block_size_tokens}"
+            submit=False, reason=f"less than one block known: {inputs.num_tokens} of {block_size_tokens} tokens"
         )
     if inputs.resident_tokens is not None and missing_tokens < block_size_tokens:
         return WarmVerdict(submit=False, reason="already resident")
@@ -58,10 +58,12 @@ def plan_warm(
                 submit=False, reason=f"no room: {inputs.num_tokens} of {max(free_tokens, 0)} free tokens"
             )
     if not inputs.restorable and inputs.wasted_ratio > waste_budget_ratio:
-        return WarmVerdict(submit=False, reason=f"waste {inputs.wasted_ratio:.2f} over budget {waste_budget_ratio:.2f}")
+        return WarmVerdict(
+            submit=False, reason=f"waste over budget: {inputs.wasted_ratio:.2f} of {waste_budget_ratio:.2f}"
+        )
     if not inputs.restorable and inputs.foreground_calls > 1:
         return WarmVerdict(
-            submit=False, reason=f"{inputs.foreground_calls} calls running, would compute {missing_tokens} tokens"
+            submit=False, reason=f"calls running: {inputs.foreground_calls}, would compute {missing_tokens} tokens"
         )
     return WarmVerdict(
         submit=True, reason=f"p={inputs.p_next:.2f}, {missing_tokens} of {inputs.num_tokens} tokens missing"

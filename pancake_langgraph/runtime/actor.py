@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from pancake_langgraph._errors import EngineError, TierError
+from pancake_langgraph._errors import EngineError, EngineRejected, TierError
 from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
 from pancake_langgraph.engines.base import Engine, Residency
 from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
@@ -50,10 +50,13 @@ class Actor:
         """Whether nothing is under way and no evaluation is asked for."""
         return self._inflight == 0 and not self._evaluating and not self._wake.is_set()
 
-    async def wait_quiet(self) -> None:
-        """Wait until no request is under way; those that were cancelled end first."""
+    async def stop(self) -> None:
+        """Cancel every request under way, also those whose call has come, and wait for their ends."""
+        for task in self._tasks:
+            task.cancel("runtime closed")
         if self._tasks:
             await asyncio.wait(self._tasks)
+            await asyncio.sleep(0)  # what was cancelled before its first step is settled right behind
 
     async def serve(self) -> None:
         """Evaluate whenever poked, until cancelled."""
@@ -67,6 +70,9 @@ class Actor:
             except EngineError as exc:  # hints fail open: counted by the breaker, tried again at the next event
                 self._state.engine_breaker.failed(type(exc).__name__)
                 logger.debug("evaluation failed: %s", type(exc).__name__)
+            except Exception as exc:  # a bug costs this evaluation, not all that follow; counted
+                self._state.engine_breaker.failed(type(exc).__name__)
+                logger.log(self._state.count_bug(), "an evaluation failed unexpectedly", exc_info=True)
             finally:
                 self._evaluating = False
 
@@ -85,17 +91,25 @@ class Actor:
         self._cancel(expectation, reason)
 
     def settle_claim(self, expectation: Expectation, outcome: Outcome, reason: str) -> None:
-        """Settle all finished work of an expectation whose call has come and ended."""
+        """Settle all finished work of an expectation whose call has come and ended; what still runs is given up."""
         for handle in expectation.handles:
             self._settle(handle, outcome, reason)
         expectation.handles.clear()
+        self._cancel(expectation, reason)
 
     def sweep(self) -> None:
-        """Drop what was not claimed within its time to live."""
+        """Drop what was not claimed within its time to live, and calls that ended without saying so."""
         now_s, ttl_s = self._state.clock.now_s(), self._state.settings.action_ttl_s
         for expectation in self._state.expectations:
             if now_s - expectation.created_at_s > ttl_s:
                 self.drop(expectation, f"not claimed within {ttl_s:g} s")
+        for call in tuple(self._state.calls.values()):
+            if call.over_at_s is not None and now_s - call.over_at_s > ttl_s:
+                del self._state.calls[call.run_id]
+                if call.claim is not None:
+                    self.settle_claim(call.claim, Outcome.WASTED, "the end of its call was never reported")
+        if len(self._state.expectations) and self._state.engine_breaker.is_open:
+            self.poke()  # an engine that came back tells nobody
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
@@ -113,7 +127,7 @@ class Actor:
         for expectation in state.expectations:
             if not expectation.busy:
                 await self._render(expectation)
-        ready = [e for e in state.expectations if e.prefix is not None and not e.busy]
+        ready = [e for e in state.expectations if e.prefix is not None and not e.busy and not e.barred]
         residencies = [(e, await self._engine.residency(e.prefix)) for e in ready if e.prefix is not None]
         live = [(e, r) for e, r in residencies if state.expectations.get(e.place) is e]
         held = [(e, r) for e, r in live if resolved.hold and r.known and self._is_held(e, r)]
@@ -125,7 +139,11 @@ class Actor:
 
     def _is_held(self, expectation: Expectation, residency: Residency) -> bool:
         missing_tokens = expectation.edge_tokens - residency.resident_tokens
-        return expectation.cause is Cause.RESUME or expectation.restorable or missing_tokens <= 0
+        return expectation.cause is Cause.RESUME or missing_tokens <= 0
+
+    def _restorable(self, expectation: Expectation) -> bool:
+        """Whether lost tokens can come from the tier, which answers; else they have to be computed."""
+        return expectation.restorable and not self._state.tier_breaker.is_open
 
     def _hold(self, held: list[tuple[Expectation, Residency]]) -> None:
         state, resolved = self._state, self._state.resolved
@@ -178,8 +196,8 @@ class Actor:
                 p_next=expectation.p_next,
                 num_tokens=expectation.edge_tokens,
                 resident_tokens=residency.resident_tokens if residency.known else None,
-                restorable=expectation.restorable,
-                foreground_calls=len(state.calls),
+                restorable=self._restorable(expectation),
+                foreground_calls=len(state.running),
                 pool_tokens=resolved.pool_tokens,
                 busy_tokens=state.running_tokens + held_tokens,
                 wasted_ratio=state.wasted_ratio,
@@ -208,7 +226,14 @@ class Actor:
             if eta_at_s is not None and eta_at_s - self._state.clock.now_s() < MIN_PAUSE_S:
                 return
         expectation.rendered = True
-        token_ids = await self._engine.tokenize(expectation.prompt, add_generation_prompt=False)
+        try:
+            token_ids = await self._engine.tokenize(expectation.prompt, add_generation_prompt=False)
+        except EngineRejected as exc:  # this prompt cannot be rendered; the engine is well
+            logger.debug("a predicted prompt was not tokenized: %s", type(exc).__name__)
+            return
+        except EngineError:
+            expectation.rendered = False
+            raise
         base = expectation.base_ids
         if base is not None:
             shared = common_prefix_tokens(base, token_ids)
@@ -222,6 +247,9 @@ class Actor:
         state = self._state
         if expectation.prefix is None or self._inflight >= state.settings.max_inflight_actions:
             return
+        computing = kind is ActionKind.WARM and missing_tokens > 0 and not self._restorable(expectation)
+        if computing and state.prefilling:
+            return  # out of the way: the first piece of that call wakes the actor
         handle = state.handles.plan(
             kind,
             agent=str(expectation.agent),
@@ -230,20 +258,22 @@ class Actor:
             reason=reason,
         )
         state.handles.submit(handle, reason)
-        expectation.computing = kind is ActionKind.WARM and not expectation.restorable and missing_tokens > 0
+        expectation.computing = computing
         self._inflight += 1
         expectation.task = asyncio.get_running_loop().create_task(
             self._perform(expectation, handle, expectation.prefix), name=f"pancake-{handle.action_id}"
         )
         self._tasks.add(expectation.task)
-        expectation.task.add_done_callback(lambda task: self._ended(task, handle))
+        expectation.task.add_done_callback(lambda task: self._ended(task, expectation, handle))
 
-    def _ended(self, task: asyncio.Task[None], handle: Handle) -> None:
+    def _ended(self, task: asyncio.Task[None], expectation: Expectation, handle: Handle) -> None:
         """Book a task that was cancelled before its first step: its own `except` never ran."""
         self._tasks.discard(task)
         if not handle.started:
             self._inflight -= 1
+            expectation.computing = False
             self._settle(handle, Outcome.WASTED, "cancelled before it was sent")
+            self.poke()
 
     async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> None:
         state = self._state
@@ -265,15 +295,25 @@ class Actor:
             self._finish(expectation, handle)
         except asyncio.CancelledError as exc:
             status = SpanStatus.CANCELLED
-            self._settle(handle, Outcome.WASTED, str(exc) or "runtime closed")
+            outcome = Outcome.LATE if expectation.claimed else Outcome.WASTED
+            self._settle(handle, outcome, str(exc) or "runtime closed")
         except TimeoutError:
             status = SpanStatus.ERROR
             state.engine_breaker.failed("warm-up timed out")
             self._settle(handle, Outcome.FAILED, f"no answer within {state.settings.warm_deadline_s:g} s")
+        except EngineRejected as exc:  # the engine is well, and would refuse the same prefix again
+            status = SpanStatus.ERROR
+            expectation.barred = True
+            self._settle(handle, Outcome.FAILED, type(exc).__name__)
         except EngineError as exc:
             status = SpanStatus.ERROR
             state.engine_breaker.failed(type(exc).__name__)
             self._settle(handle, Outcome.FAILED, type(exc).__name__)
+        except Exception as exc:  # hints fail open; counted
+            status = SpanStatus.ERROR
+            state.engine_breaker.failed(type(exc).__name__)
+            self._settle(handle, Outcome.FAILED, type(exc).__name__)
+            logger.log(state.count_bug(), "a warm-up failed unexpectedly", exc_info=True)
         finally:
             self._inflight -= 1
             expectation.computing = False

@@ -38,15 +38,13 @@ def attach(graph: G, *, runtime: Runtime | None = None, **settings: Any) -> G:
         raise ConfigError("this graph is attached already; close its runtime and attach the original graph again")
     chosen = runtime or Runtime(settings_from_env(**settings))
     handler = chosen.handler(graph_id=chosen.learn_topology(read_topology(graph)))
-    callbacks = (graph.config or {}).get("callbacks") if hasattr(graph, "config") else None
-    kept = list(callbacks) if isinstance(callbacks, list) else []
-    return graph.with_config(callbacks=[*kept, handler])
+    return graph.with_config(callbacks=[handler])  # added to the graph's own
 
 
 def runtime_of(graph: Any) -> Runtime | None:
     """Return the runtime attached to a graph, if any."""
     callbacks = (getattr(graph, "config", None) or {}).get("callbacks")
-    for handler in callbacks if isinstance(callbacks, list) else ():
+    for handler in callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ()):
         if isinstance(handler, RuntimeHandler) and isinstance(handler.runtime, Runtime):
             return handler.runtime
     return None

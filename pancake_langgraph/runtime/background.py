@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -13,7 +14,11 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class BackgroundLoop:
-    """Runs coroutines and callbacks off the caller's thread.  All methods are thread-safe; `stop` is idempotent."""
+    """Runs coroutines and callbacks off the caller's thread.  All methods are thread-safe; `stop` is idempotent.
+
+    A process forked while the loop runs inherits no thread: there the loop counts as stopped, and the parent's, which
+    the child's copy shares its wake-up socket with, is left alone.
+    """
 
     def __init__(self, name: str) -> None:
         """Remember the thread's name; nothing is started."""
@@ -21,7 +26,17 @@ class BackgroundLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._pid: int | None = None
         self._stopped = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread runs, in this process."""
+        return self._loop is not None and not self._forked
+
+    @property
+    def _forked(self) -> bool:
+        return self._pid is not None and self._pid != os.getpid()
 
     def call(self, callback: Callable[..., Any], *args: Any) -> bool:
         """Schedule a plain callback; return false when the loop was stopped."""
@@ -43,11 +58,13 @@ class BackgroundLoop:
         loop = self._ensure()
         if loop is None:
             coroutine.close()
-            raise RuntimeError(f"background loop {self._name!r} is stopped")
+            raise RuntimeError(f"background loop {self._name!r} is stopped (or was started before a fork)")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def stop(self) -> None:
         """Cancel what runs, end the thread, wait a bounded time."""
+        if self._forked:
+            return
         with self._lock:
             self._stopped = True
             loop, thread = self._loop, self._thread
@@ -59,10 +76,13 @@ class BackgroundLoop:
             thread.join(_STOP_TIMEOUT_S)
 
     def _ensure(self) -> asyncio.AbstractEventLoop | None:
+        if self._forked:  # before the lock, which another thread may have held at the fork
+            return None
         with self._lock:
             if self._stopped:
                 return None
             if self._loop is None:
+                self._pid = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()

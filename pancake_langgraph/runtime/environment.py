@@ -6,6 +6,7 @@ in.  Topology is not read here (no graph is at hand): routes are learned from ru
 
 from __future__ import annotations
 
+import os
 import threading
 from contextvars import ContextVar
 from typing import Any
@@ -19,7 +20,7 @@ from pancake_langgraph.runtime.runtime import Runtime
 
 _HANDLER: ContextVar[RuntimeHandler | None] = ContextVar("pancake_runtime_handler", default=None)
 _lock = threading.Lock()
-_shared: Runtime | None = None
+_shared: tuple[int, Runtime] | None = None  # with the process it was made in
 _registered = False
 
 
@@ -44,12 +45,12 @@ class EnvironmentHandler(RuntimeHandler, metaclass=_CountsAttached):
 
 
 def environment_runtime() -> Runtime:
-    """Return the process-wide runtime, made at the first call.  Thread-safe."""
+    """Return the process-wide runtime, made at the first call, and anew in a forked process.  Thread-safe."""
     global _shared
     with _lock:
-        if _shared is None:
-            _shared = Runtime(settings_from_env())
-        return _shared
+        if _shared is None or _shared[0] != os.getpid():
+            _shared = os.getpid(), Runtime(settings_from_env())
+        return _shared[1]
 
 
 def watch_environment() -> bool:

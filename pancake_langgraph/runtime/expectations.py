@@ -38,6 +38,7 @@ class Expectation:
 
     `prefix` is what to hold or warm: whole blocks plus, where one is known, a single token past the edge, so that a
     request that finds every block resident computes one token and not a block.  `edge_tokens` is the block edge.
+    `computing` says that the work under way computes and does not only copy; `barred` that the engine refused it.
     """
 
     place: Place
@@ -60,6 +61,7 @@ class Expectation:
     handles: list[Handle] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     claimed: bool = False
+    barred: bool = False
 
     @property
     def busy(self) -> bool:

@@ -6,6 +6,7 @@ number of graphs, threads and event loops at once: it holds no mutable state exc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
+from langgraph.errors import GraphInterrupt, ParentCommand
 
 from pancake_langgraph._clock import Clock
 from pancake_langgraph._types import Prompt, ThreadId, Usage
@@ -82,8 +84,8 @@ class RuntimeHandler(BaseCallbackHandler):
         self._end(run_id, SpanStatus.OK)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Report a failed run or node."""
-        self._end(run_id, SpanStatus.ERROR)
+        """Report a failed, interrupted or cancelled run or node, or one that hands over to the graph around it."""
+        self._end(run_id, _status_of(error))
 
     # -- model calls ----------------------------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class RuntimeHandler(BaseCallbackHandler):
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Report a failed or cancelled model call."""
-        self._end(run_id, SpanStatus.ERROR)
+        self._end(run_id, _status_of(error))
 
     # -- what only PancakeChatModel tells (see `pancake_langgraph.wire.observer`) ----------------------------------
 
@@ -168,8 +170,8 @@ class RuntimeHandler(BaseCallbackHandler):
         self._end(run_id, SpanStatus.OK)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Report a failed tool."""
-        self._end(run_id, SpanStatus.ERROR)
+        """Report a failed, interrupted or cancelled tool."""
+        self._end(run_id, _status_of(error))
 
     # -- shared ---------------------------------------------------------------------------------------------------
 
@@ -207,6 +209,14 @@ class RuntimeHandler(BaseCallbackHandler):
 
 
 _MISSING: Any = object()
+
+
+def _status_of(error: BaseException) -> SpanStatus:
+    if isinstance(error, ParentCommand):  # how LangGraph leaves a sub-graph by `Command(graph=PARENT)`
+        return SpanStatus.OK
+    if isinstance(error, GraphInterrupt | asyncio.CancelledError | GeneratorExit):
+        return SpanStatus.CANCELLED
+    return SpanStatus.ERROR
 
 
 def _state_messages(inputs: Any) -> tuple[BaseMessage, ...] | None:

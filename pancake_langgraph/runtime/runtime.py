@@ -41,7 +41,8 @@ class RuntimeStatistics:
     """One snapshot.
 
     `calls` were seen since the start, `open_calls` are under way, `expected_calls` are expected now; `failed_signals`
-    could not be taken in (a bug: please report); `resolved` is what runs (`None` until the engine was probed).
+    counts what could not be taken in or acted on (a bug: please report); `resolved` is what runs (`None` until the
+    engine was probed).
     """
 
     calls: int
@@ -94,6 +95,8 @@ class Runtime:
         self._actor: Actor | None = None
         self._watcher: Watcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._probing = asyncio.Lock()
+        self._draining = False
         self._closed = False
 
     # -- the outside ----------------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ class Runtime:
         state = self._state
         return RuntimeStatistics(
             calls=state.counters.calls,
-            open_calls=len(state.calls),
+            open_calls=len(state.running),
             expected_calls=len(state.expectations),
             failed_signals=state.counters.failed_signals,
             ledger=self.ledger.statistics(),
@@ -160,12 +163,13 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
-        if self._actor is not None:
-            try:
+        try:
+            if self._actor is not None and self._background.is_running:
                 self._background.run(self._shutdown()).result(_CLOSE_TIMEOUT_S)
-            except TimeoutError:
-                logger.warning("runtime did not close within %.0f s; its thread is left behind", _CLOSE_TIMEOUT_S)
-        self._background.stop()
+        except TimeoutError:
+            logger.warning("runtime did not close within %.0f s; its thread is left behind", _CLOSE_TIMEOUT_S)
+        finally:
+            self._background.stop()
 
     def __enter__(self) -> Runtime:
         """Return itself; the runtime starts with the first run."""
@@ -192,6 +196,8 @@ class Runtime:
     # -- on the background loop -------------------------------------------------------------------------------------
 
     def _receive(self, signal: Signal) -> None:
+        if self._draining:
+            return
         if self._watcher is None:
             self._compose()
         watcher = self._watcher
@@ -199,9 +205,8 @@ class Runtime:
             return
         try:
             watcher.receive(signal)
-        except Exception:
-            self._state.counters.failed_signals += 1
-            level = logging.WARNING if self._state.counters.failed_signals == 1 else logging.DEBUG
+        except Exception:  # hints fail open; counted
+            level = self._state.count_bug()
             logger.log(level, "a %s signal could not be taken in", type(signal).__name__, exc_info=True)
 
     def _compose(self) -> None:
@@ -218,10 +223,14 @@ class Runtime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _probed_once(self) -> Resolved:
+        async with self._probing:
+            return self._state.resolved or await self._probe()
+
     async def _start_and_probe(self) -> Resolved:
         if self._watcher is None:
             self._compose()
-        return await self._probe()
+        return await self._probed_once()
 
     async def _probe(self) -> Resolved:
         await self._engine.open()
@@ -238,10 +247,11 @@ class Runtime:
         told = False
         while self._state.resolved is None:
             try:
-                await self._probe()
-            except PancakeError as exc:
+                await self._probed_once()
+            except Exception as exc:  # hints fail open, also where a part is not installed: said once, tried again
                 level = logging.DEBUG if told else logging.WARNING
-                logger.log(level, "engine not probed, observing only for now: %s", exc)
+                known = isinstance(exc, PancakeError)
+                logger.log(level, "engine not probed, observing only for now: %s", exc, exc_info=not known)
                 told = True
                 await asyncio.sleep(_PROBE_AGAIN_S)
         if self._actor is not None:
@@ -251,7 +261,7 @@ class Runtime:
         """Drop stale expectations; while runs are open, watch the tier's pulse, so that its loss is seen early."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            if self._actor is not None and len(self._state.expectations):
+            if self._actor is not None:
                 self._actor.sweep()
             breaker = self._state.tier_breaker
             if self.settings.tier_url and self._state.spans.num_open(SpanKind.RUN) and breaker.may_try():
@@ -265,17 +275,20 @@ class Runtime:
         return self._actor is None or self._actor.idle
 
     async def _shutdown(self) -> None:
+        self._draining = True
         if self._actor is not None:
             for expectation in self._state.expectations:
                 self._actor.drop(expectation, "runtime closed")
             for call in list(self._state.calls.values()):
                 if call.claim is not None:
                     self._actor.settle_claim(call.claim, Outcome.WASTED, "runtime closed")
-            await self._actor.wait_quiet()
+            await self._actor.stop()
         for task in tuple(self._tasks):
             task.cancel()
-        await self._engine.close()
-        await self._tier.close()
+        try:
+            await self._engine.close()
+        finally:
+            await self._tier.close()
 
 
 def _facts(found: Capabilities) -> EngineFacts:

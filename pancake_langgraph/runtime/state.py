@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -23,7 +24,11 @@ DEFAULT_MAX_OUTPUT_TOKENS = 256
 
 @dataclass(slots=True)
 class Call:
-    """One model call under way."""
+    """One model call.
+
+    `began` says that its first piece has come, `over_at_s` when its wire answer ended; its callbacks end later, or
+    never where the task was cancelled.
+    """
 
     run_id: UUID
     root_id: UUID
@@ -38,6 +43,8 @@ class Call:
     token_ids: tuple[int, ...] | None = None
     tool_name: str | None = None
     usage: Usage | None = None
+    began: bool = False
+    over_at_s: float | None = None
 
     @property
     def busy_tokens(self) -> int:
@@ -75,14 +82,29 @@ class State:
     counters: Counters = field(default_factory=Counters)
 
     @property
+    def running(self) -> list[Call]:
+        """Calls the engine works on."""
+        return [call for call in self.calls.values() if call.over_at_s is None]
+
+    @property
     def running_tokens(self) -> int:
         """Pool tokens that calls under way may take."""
-        return sum(call.busy_tokens for call in self.calls.values())
+        return sum(call.busy_tokens for call in self.running)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether some call waits for its first piece."""
+        return any(not call.began for call in self.running)
 
     @property
     def wasted_ratio(self) -> float:
         """Tokens computed for nothing per prompt token served."""
         return self.counters.wasted_tokens / max(self.counters.served_tokens, 1)
+
+    def count_bug(self) -> int:
+        """Count an exception nobody expected; return the level to log it at: the first one is a warning."""
+        self.counters.failed_signals += 1
+        return logging.WARNING if self.counters.failed_signals == 1 else logging.DEBUG
 
     @staticmethod
     def build(settings: RuntimeSettings, *, clock: Clock, ledger: Ledger, forecaster: Forecaster) -> State:

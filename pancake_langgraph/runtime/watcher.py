@@ -29,12 +29,16 @@ END = NodeId("__end__")
 
 @dataclass(slots=True)
 class Trail:
-    """Where one run has been: the leaf node that ended last, when it had started, and the nodes before it."""
+    """Where one run has been: the leaf node that ended last, when it had started, and the nodes before it.
+
+    `is_cut` says that a node was interrupted: the end of the run is then not the end of the graph.
+    """
 
     last: NodeId = START
     started_at_s: float = 0.0
     context: tuple[NodeId, ...] = ()
     composites: set[str] = field(default_factory=set)
+    is_cut: bool = False
 
     def step(self, node: NodeId, started_at_s: float) -> None:
         """Move on to `node`."""
@@ -69,6 +73,8 @@ class Watcher:
     # -- starts ---------------------------------------------------------------------------------------------------
 
     def _opened(self, signal: Opened) -> None:
+        if self._state.spans.get(signal.run_id) is not None:
+            return  # two handlers of this runtime see the run: graph and sub-graph were both attached
         span = self._state.spans.open(signal)
         if signal.kind is SpanKind.NODE:
             self._node_started(signal, span)
@@ -156,7 +162,7 @@ class Watcher:
 
     def _requested(self, signal: Requested) -> None:
         span = self._state.spans.get(signal.run_id)
-        if span is None:
+        if span is None or signal.run_id in self._state.calls:
             return
         opened = span.opened
         thread_id = _thread_of(opened, span)
@@ -195,9 +201,13 @@ class Watcher:
     def _first_piece(self, signal: FirstPiece) -> None:
         self._state.spans.mark(signal)
         call = self._state.calls.get(signal.run_id)
-        if call is not None and signal.prompt_token_ids is not None:
+        if call is None:
+            return
+        call.began = True
+        if signal.prompt_token_ids is not None:
             call.token_ids = signal.prompt_token_ids
             call.num_prompt_tokens = len(signal.prompt_token_ids)
+        self._actor.poke()
 
     def _tool_named(self, signal: ToolNamed) -> None:
         """The first streamed tool name: a handoff tells the next agent before the answer is complete."""
@@ -215,7 +225,10 @@ class Watcher:
     def _measured(self, signal: Measured) -> None:
         self._state.spans.measure(signal)
         call = self._state.calls.get(signal.run_id)
-        if call is None or signal.usage is None:
+        if call is None or call.over_at_s is not None:
+            return
+        call.over_at_s = signal.at_s
+        if signal.usage is None:
             return
         call.usage = signal.usage
         self._state.counters.served_tokens += signal.usage.prompt_tokens
@@ -233,14 +246,17 @@ class Watcher:
             elapsed_s = signal.at_s - span.opened.at_s
             self._state.forecaster.observe_tool(_graph_id(span.opened), span.opened.name, elapsed_s)
         elif kind is SpanKind.NODE:
-            self._node_ended(span)
+            self._node_ended(signal, span)
         elif kind is SpanKind.RUN:
             self._run_ended(signal, span)
         self._actor.poke()
 
-    def _node_ended(self, span: OpenSpan) -> None:
+    def _node_ended(self, signal: Closed, span: OpenSpan) -> None:
         opened = span.opened
         trail = self._trail_of(span)
+        if signal.status is SpanStatus.CANCELLED:  # an interrupt: the node will run again, and no route was taken
+            trail.is_cut = True
+            return
         if opened.checkpoint_ns in trail.composites:
             trail.composites.discard(opened.checkpoint_ns)  # a sub-graph: its last inner node stands for it
             return
@@ -249,7 +265,7 @@ class Watcher:
     def _run_ended(self, signal: Closed, span: OpenSpan) -> None:
         """A run that ended needs nothing any more: a fact, and the cheapest one there is."""
         trail = self._trails.pop(span.root_id, None)
-        if trail is not None and signal.status is SpanStatus.OK:
+        if trail is not None and signal.status is SpanStatus.OK and not trail.is_cut:
             self._state.forecaster.observe_transition(
                 _graph_id(span.opened),
                 trail.last,
@@ -273,7 +289,8 @@ class Watcher:
             outcome, reason = judge(call)
             self._actor.settle_claim(call.claim, outcome, reason)
         answer = signal.answer
-        if signal.status is SpanStatus.OK and answer is not None and answer.tool_calls:
+        stands_alone = call.root_id == call.run_id  # outside any run: nothing would tell that it comes back
+        if signal.status is SpanStatus.OK and answer is not None and answer.tool_calls and not stands_alone:
             self._expect_resume(call, answer)
 
     def _expect_resume(self, call: Call, answer: AIMessage) -> None:

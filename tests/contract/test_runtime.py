@@ -1,28 +1,37 @@
 """The runtime on a real LangGraph graph, a real HTTP wire and the fake engine's modelled pool."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.messages import AnyMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, interrupt
 
-from pancake_langgraph._errors import ConfigError, EngineUnavailable, TopologyError
-from pancake_langgraph._types import ActionKind, Outcome
+from pancake_langgraph._errors import ConfigError, EngineRejected, EngineUnavailable, TierError, TopologyError
+from pancake_langgraph._types import ActionKind, Outcome, TokenPrefix
 from pancake_langgraph.chat_model import PancakeChatModel
 from pancake_langgraph.config import RuntimeSettings
+from pancake_langgraph.engines.base import Capabilities, Residency, WarmReport
 from pancake_langgraph.engines.fake import FakeAnswer, FakeEngine, FakeEngineSettings, FakeToolCall
+from pancake_langgraph.forecast import Forecaster
+from pancake_langgraph.forecast.transitions import TransitionForecaster
 from pancake_langgraph.ledger import ActionRecorded, ActionState, BreakerChanged, SpanEnded, SpanKind, SpanStarted
 from pancake_langgraph.runtime import Runtime, attach, runtime_of
+from pancake_langgraph.runtime.background import BackgroundLoop
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from pancake_langgraph.testing.fake_server import FakeEngineServer
+from pancake_langgraph.tiers.base import PrefetchReport, Tier
+from pancake_langgraph.tiers.null import NullTier
 
 WORDS = " ".join(f"rule{number}" for number in range(180))
 
@@ -43,7 +52,6 @@ class Bed:
 
     def press(self, *, prompts: int) -> None:
         """Push other contexts through the pool, as other traffic does."""
-        from pancake_langgraph._types import TokenPrefix
 
         async def push() -> None:
             for number in range(prompts):
@@ -311,3 +319,287 @@ async def test_work_cancelled_before_its_first_step_is_settled_too(bed: Bed) -> 
     assert await asyncio.to_thread(bed.runtime.wait_idle)
     assert [a.outcome for a in bed.actions()] == [Outcome.WASTED]
     assert bed.runtime.ledger.statistics().open_actions == 0
+
+
+# -- where work could be lost, doubled or in the way -------------------------------------------------------------------
+
+
+class Stub(BridgedEngine):
+    """A bridged engine that stalls or breaks where a test wants it to."""
+
+    probes = residency_bugs = warms = 0
+    is_stalled = False
+    warm_error: Exception | None = None
+
+    async def probe(self) -> Capabilities:
+        self.probes += 1
+        await asyncio.sleep(0.01)
+        return await super().probe()
+
+    async def warm(self, prefix: TokenPrefix, *, priority: int) -> WarmReport:
+        self.warms += 1
+        if self.is_stalled:
+            await asyncio.Event().wait()
+        if self.warm_error is not None:
+            raise self.warm_error
+        return await super().warm(prefix, priority=priority)
+
+    async def residency(self, prefix: TokenPrefix) -> Residency:
+        if self.residency_bugs:
+            self.residency_bugs -= 1
+            raise ValueError("a bug")
+        return await super().residency(prefix)
+
+
+class DeadTier(NullTier):
+    """A tier that does not answer."""
+
+    async def prefetch(self, prefix: TokenPrefix) -> PrefetchReport:
+        raise TierError("gone")
+
+
+@dataclass
+class StubBed(Bed):
+    """A bed whose engine port is a `Stub`."""
+
+    stub: Stub
+
+
+@contextmanager
+def stub_bed(tier: Tier | None = None, forecaster: Forecaster | None = None, **settings: Any) -> Iterator[StubBed]:
+    engine = FakeEngine(FakeEngineSettings(pool_blocks=80, max_model_len_tokens=1200, script=script))
+    with FakeEngineServer(engine) as server:
+        stub = Stub(server)
+        runtime = Runtime(RuntimeSettings(engine="fake", **settings), engine=stub, tier=tier, forecaster=forecaster)
+        runtime.start()
+        yield StubBed(server, runtime, stub)
+        runtime.close()
+        runtime.check_integrity()
+        assert runtime.ledger.statistics().open_actions == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def pressed_pause(bed: StubBed, *, then: Callable[[], Any] | None = None) -> Any:
+    """Return a tool's pause in which the agent's context is lost and a warm-up for it is sent, which stalls."""
+
+    async def pause() -> None:
+        bed.stub.is_stalled = True
+        sent = bed.stub.warms
+        await asyncio.to_thread(bed.press, prompts=4)
+        await until(lambda: bed.stub.warms > sent)
+        if then is not None:
+            await then()
+
+    return pause
+
+
+async def test_work_under_way_when_its_call_has_ended_is_given_up_and_late() -> None:
+    with stub_bed() as bed:
+        await run(attach(tool_loop(bed, pressed_pause(bed)), runtime=bed.runtime))
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert [a.outcome for a in bed.actions()] == [Outcome.LATE]
+
+
+async def test_closing_does_not_wait_for_work_whose_call_has_come(caplog: pytest.LogCaptureFixture) -> None:
+    with stub_bed() as bed:
+
+        async def pause() -> None:
+            await pressed_pause(bed)()
+            bed.server.on_engine(lambda engine: engine.hold("chat"))
+
+        graph = attach(tool_loop(bed, pause), runtime=bed.runtime)
+        running = asyncio.create_task(run(graph))
+        await until(lambda: bed.runtime.statistics().calls == 2)
+        await asyncio.to_thread(bed.runtime.close)
+        assert [a.outcome for a in bed.actions()] == [Outcome.LATE]
+        assert not caplog.records
+        bed.server.on_engine(lambda engine: engine.release("chat"))
+        await running
+
+
+async def test_an_unexpected_error_in_a_warm_up_or_an_evaluation_is_counted_and_costs_only_itself() -> None:
+    with stub_bed(breaker_open_s=0.01) as bed:
+        bed.stub.warm_error = ValueError("a bug")
+        bed.stub.residency_bugs = 1
+
+        async def pause() -> None:
+            await asyncio.to_thread(bed.press, prompts=4)
+            await until(lambda: bed.stub.warms > 0)
+            bed.stub.warm_error = None
+            await asyncio.sleep(0.02)
+            await asyncio.to_thread(bed.press, prompts=1)
+            assert await asyncio.to_thread(bed.runtime.wait_idle)
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert {a.outcome for a in bed.actions()} == {Outcome.FAILED, Outcome.USED}
+        assert bed.runtime.statistics().failed_signals >= 2
+
+
+async def test_a_prefix_that_the_engine_refuses_is_sent_once_and_opens_no_breaker() -> None:
+    with stub_bed() as bed:
+        bed.stub.warm_error = EngineRejected("too long", status_code=400)
+
+        async def pause() -> None:
+            for _ in range(3):
+                await asyncio.to_thread(bed.press, prompts=4)
+                assert await asyncio.to_thread(bed.runtime.wait_idle)
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
+        assert bed.stub.warms == 1
+        assert not any(isinstance(e, BreakerChanged) for e in bed.runtime.ledger.events())
+
+
+async def test_without_an_answering_tier_a_restore_computes_and_gives_way() -> None:
+    settings = {"tier_url": "http://127.0.0.1:9", "tier_model": "m", "breaker_failures": 1, "breaker_open_s": 60.0}
+    with stub_bed(DeadTier(), **settings) as bed:
+        await run(attach(tool_loop(bed, lambda: asyncio.to_thread(bed.press, prompts=4)), runtime=bed.runtime))
+        await until(lambda: any(isinstance(e, BreakerChanged) for e in bed.runtime.ledger.events()))
+        before = len(bed.actions())
+
+        async def other_call() -> None:
+            await run(attach(tool_loop(bed, None), runtime=bed.runtime), "hello", thread="other")
+            await until(lambda: len(bed.actions()) > before)
+
+        await run(attach(tool_loop(bed, pressed_pause(bed, then=other_call)), runtime=bed.runtime), thread="second")
+        settled = bed.actions()[before]
+        assert (settled.outcome, settled.reason) == (Outcome.WASTED, "gave way to foreground work")
+
+
+async def test_a_warm_up_that_computes_stays_away_until_the_call_it_gave_way_to_answers() -> None:
+    with stub_bed() as bed:
+
+        async def other_call() -> None:
+            bed.server.on_engine(lambda engine: engine.hold("chat"))
+            other = asyncio.create_task(run(attach(tool_loop(bed, None), runtime=bed.runtime), "hello", thread="o"))
+            await until(lambda: bed.actions() != [])
+            sent = bed.stub.warms
+            assert await asyncio.to_thread(bed.runtime.wait_idle)
+            assert bed.stub.warms == sent
+            bed.server.on_engine(lambda engine: engine.release("chat"))
+            await until(lambda: bed.stub.warms > sent)
+            await other
+
+        await run(attach(tool_loop(bed, pressed_pause(bed, then=other_call)), runtime=bed.runtime))
+
+
+async def test_the_engine_is_probed_once() -> None:
+    with stub_bed() as bed:
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert bed.stub.probes == 1
+
+
+async def test_graph_and_sub_graph_on_one_runtime_are_watched_once(bed: Bed) -> None:
+    async def pause() -> None:
+        await asyncio.to_thread(bed.press, prompts=4)
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+
+    builder = StateGraph(State)
+    builder.add_node("team", attach(tool_loop(bed, pause), runtime=bed.runtime))
+    builder.add_edge(START, "team")
+    graph = attach(builder.compile(checkpointer=InMemorySaver()), runtime=bed.runtime)
+    await run(graph)
+    assert bed.runtime.wait_idle()
+    started = [e.span_id for e in bed.runtime.ledger.events() if isinstance(e, SpanStarted)]
+    assert len(started) == len(set(started))
+    assert bed.runtime.statistics().calls == 2
+    assert {a.outcome for a in bed.actions()} == {Outcome.USED}
+
+
+async def test_a_call_outside_any_run_is_not_expected_to_come_back(bed: Bed) -> None:
+    @tool
+    def look(q: str) -> str:
+        """Look it up."""
+        return q
+
+    model = bed.model().bind_tools([look])
+    answer = await model.ainvoke([SystemMessage(WORDS), ("user", "look")], {"callbacks": [bed.runtime.handler()]})
+    assert answer.tool_calls
+    assert bed.runtime.wait_idle()
+    assert bed.runtime.statistics().calls == 1
+    assert bed.runtime.statistics().expected_calls == 0
+
+
+async def test_a_call_that_a_node_gave_up_is_not_under_way_any_more(bed: Bed) -> None:
+    model = bed.model()
+
+    async def node(state: State) -> dict[str, Any]:
+        bed.server.on_engine(lambda engine: engine.hold("chat"))
+        call = asyncio.create_task(model.ainvoke(state["messages"]))
+        await until(lambda: bed.runtime.statistics().open_calls == 1)
+        call.cancel()
+        await asyncio.wait([call])
+        await until(lambda: bed.runtime.statistics().open_calls == 0)
+        bed.server.on_engine(lambda engine: engine.release("chat"))
+        return {"messages": ["gave up"]}
+
+    builder = StateGraph(State)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    await run(attach(builder.compile(), runtime=bed.runtime), "hello")
+
+
+class Diary(TransitionForecaster):
+    """Writes down what it is taught."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def observe_transition(self, graph_id: str, source: str, target: str, **more: Any) -> None:
+        self.seen.append((source, target))
+        super().observe_transition(graph_id, source, target, **more)
+
+
+async def test_an_interrupt_is_not_learned_as_the_end_of_the_graph() -> None:
+    diary = Diary()
+    with stub_bed(forecaster=diary) as bed:
+        builder = StateGraph(State)
+        builder.add_node("ask", lambda _: {"messages": [interrupt("sure?")]})
+        builder.add_edge(START, "ask")
+        graph = attach(builder.compile(checkpointer=InMemorySaver()), runtime=bed.runtime)
+        await run(graph)
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert diary.seen == [("__start__", "ask")]
+        await graph.ainvoke(Command(resume="yes"), {"configurable": {"thread_id": "t"}})
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert diary.seen[-1] == ("ask", "__end__")
+
+
+def test_attaching_keeps_the_graphs_own_callbacks_once(bed: Bed) -> None:
+    class Counting(BaseCallbackHandler):
+        runs = 0
+
+        def on_chain_start(self, *_: Any, parent_run_id: Any = None, **__: Any) -> None:
+            self.runs += parent_run_id is None
+
+    builder = StateGraph(State)
+    builder.add_node("node", lambda _: {"messages": ["done"]})
+    builder.add_edge(START, "node")
+    graph = builder.compile()
+    for wrap in (lambda handler: [handler], lambda handler: CallbackManager([handler])):
+        own = Counting()
+        attached = attach(graph.with_config(callbacks=wrap(own)), runtime=bed.runtime)
+        assert runtime_of(attached) is bed.runtime
+        attached.invoke({"messages": ["hello"]})
+        assert own.runs == 1
+
+
+def test_a_forked_process_leaves_the_parents_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    loop = BackgroundLoop("test")
+    assert loop.call(ran.append, "parent")
+    with monkeypatch.context() as child:
+        child.setattr("pancake_langgraph.runtime.background.os.getpid", lambda: 0)
+        assert not loop.is_running
+        assert not loop.call(ran.append, "child")
+        loop.stop()
+    assert loop.is_running
+    loop.run(asyncio.sleep(0)).result(5)
+    loop.stop()
+    assert ran == ["parent"]

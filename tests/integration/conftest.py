@@ -1,7 +1,7 @@
 """Real servers for the tests that need them: started on demand, one stack at a time, and never skipped.
 
-A test asks for `smol_stack` or `tiny_stack`.  Both live for the whole session, but only one engine is alive at any
-time: asking for the other one ends the first.  Tests are therefore ordered by the stack they use.
+A test asks for `smol_stack`, `tiny_stack` or `exact_stack`.  They live for the whole session, but only one engine is alive at any
+time: asking for another one ends the first.  Tests are therefore ordered by the stack they use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pancake_langgraph.launch import Stack, StackPlan, TierPlan
 from pancake_langgraph.launch.run_folder import new_run_dir
 from pancake_langgraph.weights import TOOLS_TEMPLATE, build_tiny_llama, prepare_smollm
 
-_ORDER = ("smol_stack", "tiny_stack")
+_ORDER = ("smol_stack", "tiny_stack", "exact_stack")
 
 
 def _progress(step: str, elapsed_s: float) -> None:
@@ -103,6 +103,23 @@ def tiny_stack(_one_stack: OneStack, tiny_dir: Path) -> Stack:
             kv_pool_bytes=32_000_000,
             chat_template=TOOLS_TEMPLATE,
             tier=TierPlan(l1_bytes=64_000_000),
+            dev_routes=True,
+            run_dir=new_run_dir(),
+        ),
+    )
+
+
+@pytest.fixture
+def exact_stack(_one_stack: OneStack, smol_dir: Path) -> Stack:
+    """SmolLM2 in float32, where a cached prompt and a cold one give the same tokens."""
+    return _one_stack.get(
+        "exact",
+        lambda: StackPlan(
+            model_dir=smol_dir,
+            dtype="float32",
+            kv_pool_bytes=480_000_000,
+            chat_template=TOOLS_TEMPLATE,
+            tier=TierPlan(l1_bytes=1_000_000_000, mq_timeout_s=1.0, heartbeat_s=0.5),
             dev_routes=True,
             run_dir=new_run_dir(),
         ),

@@ -102,26 +102,26 @@ def history(graph: Any, given: Any) -> list[Any]:
 
 
 @pytest.fixture
-def expected(tiny_stack: Stack, corpus: Corpus) -> Callable[[str], list[Any]]:
+def expected(exact_stack: Stack, corpus: Corpus) -> Callable[[str], list[Any]]:
     def run(name: str) -> list[Any]:
         build, given = examples(corpus)[name]
-        return history(build(theirs(tiny_stack), checkpointer=InMemorySaver()), given)
+        return history(build(theirs(exact_stack), checkpointer=InMemorySaver()), given)
 
     return run
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_history_equals_plain_langgraph_on_every_engine_attached_or_not(
-    name: str, tiny_stack: Stack, corpus: Corpus, expected: Callable[[str], list[Any]]
+    name: str, exact_stack: Stack, corpus: Corpus, expected: Callable[[str], list[Any]]
 ) -> None:
     build, given = examples(corpus)[name]
     plain = expected(name)
-    assert history(build(ours(tiny_stack), checkpointer=InMemorySaver()), given) == plain
+    assert history(build(ours(exact_stack), checkpointer=InMemorySaver()), given) == plain
     for engine in ("null", "fake", "vllm"):
-        with runtime_for(tiny_stack, engine) as runtime:
+        with runtime_for(exact_stack, engine) as runtime:
             runtime.start()
             for _ in range(2):  # the second run is forecast from the first
-                graph = attach(build(ours(tiny_stack), checkpointer=InMemorySaver()), runtime=runtime)
+                graph = attach(build(ours(exact_stack), checkpointer=InMemorySaver()), runtime=runtime)
                 assert history(graph, given) == plain, f"engine {engine}"
             assert runtime.wait_idle()
             assert runtime.statistics().failed_signals == 0
@@ -163,14 +163,14 @@ def breaker_changes(runtime: Runtime) -> list[bool]:
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_broken_cache_server_changes_no_word_holds_no_call_up_and_is_noticed_both_ways(
-    how: str, tiny_stack: Stack, corpus: Corpus, expected: Callable[[str], list[Any]]
+    how: str, exact_stack: Stack, corpus: Corpus, expected: Callable[[str], list[Any]]
 ) -> None:
     build, given = examples(corpus)["research_team"]
     plain = expected("research_team")
     whole, broken = Longest(), Longest()
 
     def run(runtime: Runtime, measure: Longest) -> None:
-        graph = build(ours(tiny_stack), tool_delay_s=0.2, checkpointer=InMemorySaver())
+        graph = build(ours(exact_stack), tool_delay_s=0.2, checkpointer=InMemorySaver())
         graph = attach(graph.with_config(callbacks=[measure]), runtime=runtime)
         assert history(graph, given) == plain
 
@@ -181,14 +181,14 @@ def test_a_broken_cache_server_changes_no_word_holds_no_call_up_and_is_noticed_b
                 return
         raise AssertionError(f"the breaker never changed to {changes}, got {breaker_changes(runtime)}")
 
-    with runtime_for(tiny_stack, "vllm") as runtime:
+    with runtime_for(exact_stack, "vllm") as runtime:
         runtime.start()
         run(runtime, whole)
-        half_way = threading.Timer(0.3, break_tier, (tiny_stack, how))
+        half_way = threading.Timer(0.3, break_tier, (exact_stack, how))
         half_way.start()
         run_until(runtime, broken, [True])
         half_way.join()
-        mend_tier(tiny_stack, how)
+        mend_tier(exact_stack, how)
         run_until(runtime, whole, [True, False])
         assert runtime.statistics().failed_signals == 0
     runtime.check_integrity()
