@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _MAX_CONNECTIONS: Final = 64
 _CLOSE_TIMEOUT_S: Final = 2.0
+_JSON_TYPE: Final = {"content-type": "application/json"}
 
 
 def server_root(base_url: str) -> str:
@@ -127,7 +128,7 @@ class HttpSession:
         self, route: str, body: dict[str, Any], stall_s: float, until: float
     ) -> AsyncGenerator[bytes, None]:
         client, facts = self._opened(), _facts_of(self.root, body)
-        request = client.build_request("POST", route, json=body)
+        request = client.build_request("POST", route, content=_encoded(body), headers=_JSON_TYPE)
         try:
             async with asyncio.timeout(_time_left(stall_s, until)):
                 response = await client.send(request, stream=True)
@@ -155,7 +156,7 @@ class HttpSession:
         facts = _facts_of(self.root, body)
         try:
             async with asyncio.timeout(limit_s):
-                response = await self._opened().request(method, route, json=body)
+                response = await self._opened().request(method, route, content=_encoded(body), headers=_JSON_TYPE)
         except (httpx.TransportError, TimeoutError, httpx.InvalidURL, httpx.DecodingError) as exc:
             raise _transport_error(exc, facts, limit_s=limit_s) from exc
         if not response.is_success:
@@ -198,6 +199,11 @@ def _facts_of(root: str, body: dict[str, Any] | None) -> CallFacts:
         max_tokens=body.get("max_tokens"),
         prompt_texts=tuple(texts),
     )
+
+
+def _encoded(body: dict[str, Any] | None) -> bytes | None:
+    """Return JSON in plain ASCII: half a surrogate pair in a prompt has no UTF-8 form, but an escaped one."""
+    return None if body is None else json.dumps(body, separators=(",", ":")).encode("ascii")
 
 
 def _decoded(response: httpx.Response, route: str) -> Any:

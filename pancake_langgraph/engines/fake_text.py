@@ -128,7 +128,7 @@ def canonical_json(value: Any) -> str:
 
 
 def _token(piece: str) -> int:
-    digest = hashlib.blake2b(piece.encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return _FIRST_WORD + int.from_bytes(digest, "big") % _VOCABULARY
 
 

@@ -21,6 +21,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 
 from pancake_langgraph._errors import ConfigError, EngineError, EngineUnavailable, MalformedStream, PancakeError
+from pancake_langgraph._types import Prompt
 from pancake_langgraph.chat_model import PancakeChatModel
 from pancake_langgraph.cli._checks import _check_tier
 from pancake_langgraph.cli.main import main
@@ -114,6 +115,24 @@ async def test_an_engine_that_answers_too_deep_is_a_typed_error(engine: str) -> 
         with pytest.raises(MalformedStream):
             await port.probe()
         await port.close()
+
+
+@pytest.mark.parametrize("make", [BridgedEngine, lambda server: create_engine("vllm", base_url=server.base_url)])
+async def test_half_a_surrogate_pair_has_tokens(make: Callable[[FakeEngineServer], Any]) -> None:
+    prompt = Prompt.of([{"role": "user", "content": "half \ud800 pair"}])
+    with FakeEngineServer(fake_engine()) as server:
+        port = make(server)
+        await port.open()
+        assert await port.tokenize(prompt, add_generation_prompt=True)
+        await port.close()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": 5}, {"api_key": 5}, {"kv_events_endpoint": 5}, {"tier_url": 5, "tier_model": "m"}], ids=str
+)
+def test_a_setting_of_another_type_is_a_typed_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="allowed is"):
+        RuntimeSettings(**fields)
 
 
 ODD_CHATS = {

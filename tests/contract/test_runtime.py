@@ -384,7 +384,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def pressed_pause(bed: StubBed, *, then: Callable[[], Any] | None = None) -> Any:
+def pressed_pause(bed: StubBed, *, until_set: asyncio.Event | None = None) -> Any:
     """Return a tool's pause in which the agent's context is lost and a warm-up for it is sent, which stalls."""
 
     async def pause() -> None:
@@ -392,8 +392,8 @@ def pressed_pause(bed: StubBed, *, then: Callable[[], Any] | None = None) -> Any
         sent = bed.stub.warms
         await asyncio.to_thread(bed.press, prompts=4)
         await until(lambda: bed.stub.warms > sent)
-        if then is not None:
-            await then()
+        if until_set is not None:
+            await until_set.wait()
 
     return pause
 
@@ -456,36 +456,47 @@ async def test_a_prefix_that_the_engine_refuses_is_sent_once_and_opens_no_breake
 
 
 async def test_without_an_answering_tier_a_restore_computes_and_gives_way() -> None:
-    settings = {"tier_url": "http://127.0.0.1:9", "tier_model": "m", "breaker_failures": 1, "breaker_open_s": 60.0}
+    settings: dict[str, Any] = {
+        "tier_url": "http://127.0.0.1:9",
+        "tier_model": "m",
+        "breaker_failures": 1,
+        "breaker_open_s": 60.0,
+    }
     with stub_bed(DeadTier(), **settings) as bed:
-        await run(attach(tool_loop(bed, lambda: asyncio.to_thread(bed.press, prompts=4)), runtime=bed.runtime))
+
+        async def pause() -> None:
+            await asyncio.to_thread(bed.press, prompts=4)
+            assert await asyncio.to_thread(bed.runtime.wait_idle)
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
         await until(lambda: any(isinstance(e, BreakerChanged) for e in bed.runtime.ledger.events()))
-        before = len(bed.actions())
-
-        async def other_call() -> None:
-            await run(attach(tool_loop(bed, None), runtime=bed.runtime), "hello", thread="other")
-            await until(lambda: len(bed.actions()) > before)
-
-        await run(attach(tool_loop(bed, pressed_pause(bed, then=other_call)), runtime=bed.runtime), thread="second")
+        before, over = len(bed.actions()), asyncio.Event()
+        graph = attach(tool_loop(bed, pressed_pause(bed, until_set=over)), runtime=bed.runtime)
+        paused = asyncio.create_task(run(graph, thread="paused"))
+        await until(lambda: bed.stub.is_stalled and len(bed.actions(ActionState.SUBMITTED)) > before)
+        await run(graph, "hello", thread="other")
+        await until(lambda: len(bed.actions()) > before)
         settled = bed.actions()[before]
         assert (settled.outcome, settled.reason) == (Outcome.WASTED, "gave way to foreground work")
+        over.set()
+        await paused
 
 
 async def test_a_warm_up_that_computes_stays_away_until_the_call_it_gave_way_to_answers() -> None:
     with stub_bed() as bed:
-
-        async def other_call() -> None:
-            bed.server.on_engine(lambda engine: engine.hold("chat"))
-            other = asyncio.create_task(run(attach(tool_loop(bed, None), runtime=bed.runtime), "hello", thread="o"))
-            await until(lambda: bed.actions() != [])
-            sent = bed.stub.warms
-            assert await asyncio.to_thread(bed.runtime.wait_idle)
-            assert bed.stub.warms == sent
-            bed.server.on_engine(lambda engine: engine.release("chat"))
-            await until(lambda: bed.stub.warms > sent)
-            await other
-
-        await run(attach(tool_loop(bed, pressed_pause(bed, then=other_call)), runtime=bed.runtime))
+        over = asyncio.Event()
+        graph = attach(tool_loop(bed, pressed_pause(bed, until_set=over)), runtime=bed.runtime)
+        paused = asyncio.create_task(run(graph, thread="paused"))
+        await until(lambda: bed.stub.warms == 1)
+        bed.server.on_engine(lambda engine: engine.hold("chat"))
+        other = asyncio.create_task(run(graph, "hello", thread="other"))
+        await until(lambda: bed.actions() != [])
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert bed.stub.warms == 1
+        bed.server.on_engine(lambda engine: engine.release("chat"))
+        await until(lambda: bed.stub.warms > 1)
+        over.set()
+        await asyncio.gather(paused, other)
 
 
 async def test_the_engine_is_probed_once() -> None:
@@ -601,5 +612,5 @@ def test_a_forked_process_leaves_the_parents_loop_alone(monkeypatch: pytest.Monk
         loop.stop()
     assert loop.is_running
     loop.run(asyncio.sleep(0)).result(5)
-    loop.stop()
     assert ran == ["parent"]
+    loop.stop()

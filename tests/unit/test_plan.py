@@ -101,3 +101,12 @@ def test_a_successor_is_warmed_only_when_it_can_pay(changes: dict[str, object], 
         inputs(**changes), p_warm_min=0.6, reserve_ratio=0.1, waste_budget_ratio=0.25, block_size_tokens=BLOCK
     )
     assert (verdict.submit, reason in verdict.reason) == (submit, True)
+
+
+@pytest.mark.parametrize("changes", [{"wasted_ratio": 0.3}, {"foreground_calls": 2}, {"num_tokens": 31}])
+def test_the_figures_of_a_refusal_stand_behind_a_colon(changes: dict[str, object]) -> None:
+    """The runtime books a refusal once per phrase, and the phrase ends at the colon."""
+    verdict = plan_warm(
+        inputs(**changes), p_warm_min=0.6, reserve_ratio=0.1, waste_budget_ratio=0.25, block_size_tokens=BLOCK
+    )
+    assert not any(character.isdigit() for character in verdict.reason.split(":")[0])
