@@ -85,7 +85,10 @@ class CallRecorder(BaseCallbackHandler):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Close the record."""
         ended_s = time.perf_counter()
-        label, started_s = self._open.pop(run_id)
+        opened = self._open.pop(run_id, None)
+        if opened is None:
+            return
+        label, started_s = opened
         first_s = self._first.pop(run_id, ended_s)
         message = getattr(response.generations[0][0], "message", None)
         if not isinstance(message, AIMessage):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.servers import Progress, Servers
 from pancake_langgraph.bench.statistics import compare_arms, describe_arms
 from pancake_langgraph.ledger import ActionRecorded, ActionState, Event
+
+logger = logging.getLogger(__name__)
 
 PAIRS: tuple[tuple[str, str], ...] = (
     (Arm.PLAIN, Arm.PANCAKE),
@@ -109,7 +112,8 @@ async def _run_arm(
         run = await workload(ready, repeat)
         if runtime is None:
             return ArmResult(run)
-        await asyncio.to_thread(runtime.wait_idle)
+        if not await asyncio.to_thread(runtime.wait_idle):
+            logger.warning("the runtime was still at work when its arm ended; what it does now is not counted")
     finally:
         if runtime is not None:
             await asyncio.to_thread(runtime.close)

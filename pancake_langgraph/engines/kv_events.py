@@ -155,7 +155,11 @@ class KvEventSubscriber:
         sequence, stamp_s, events = batch
         if sequence == 0:
             self.index.reset(complete=True)
-        self.index.apply(events)
+        try:
+            self.index.apply(events)
+        except (TypeError, ValueError, KeyError, AttributeError):  # an event of a shape nobody has seen yet
+            logger.debug("a KV event was not understood; residency is unknown until the pool is cleared")
+            self.index.mark_incomplete()
         self._next_sequence, self._last_stamp_s = sequence + 1, stamp_s
 
     async def _resync(self, live: _Batch | None = None) -> None:

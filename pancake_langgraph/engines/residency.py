@@ -65,6 +65,7 @@ class PoolIndex:
         """Forget all blocks; `complete` says whether the pool is known to be empty at this point."""
         self._entries.clear()
         self._by_key.clear()
+        self._block_size_tokens = None  # an engine that restarted may have another
         self._complete = complete
 
     def mark_incomplete(self) -> None:

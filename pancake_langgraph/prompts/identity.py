@@ -59,3 +59,10 @@ def _canonical_call(call: WireObject) -> list[Any]:
         with contextlib.suppress(ValueError):  # arguments that are no JSON are compared as text
             arguments = json.loads(arguments or "{}")
     return [call.get("id"), function.get("name"), arguments]
+
+
+def begins_with(prompt: Prompt, head: Prompt) -> bool:
+    """Say whether the messages of `prompt` begin with all messages of `head`."""
+    if len(head.messages) > len(prompt.messages):
+        return False
+    return all(canonical(a) == canonical(b) for a, b in zip(prompt.messages, head.messages, strict=False))

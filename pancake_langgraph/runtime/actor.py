@@ -64,7 +64,7 @@ class Actor:
             await self._wake.wait()
             await asyncio.sleep(COALESCE_S)
             self._wake.clear()
-            self._evaluating = True
+            self._evaluating = failed = True
             try:
                 await self._evaluate()
             except EngineError as exc:  # hints fail open: counted by the breaker, tried again at the next event
@@ -73,8 +73,12 @@ class Actor:
             except Exception as exc:  # a bug costs this evaluation, not all that follow; counted
                 self._state.engine_breaker.failed(type(exc).__name__)
                 logger.log(self._state.count_bug(), "an evaluation failed unexpectedly", exc_info=True)
+            else:
+                failed = False
             finally:
                 self._evaluating = False
+            if failed and not self._state.engine_breaker.is_open:
+                self.poke()  # the events that woke this evaluation are used up; once open, sweeping tries again
 
     def give_way(self, place: Place) -> None:
         """Cancel warm-ups that compute, except the one for the call that has just come."""
@@ -101,7 +105,7 @@ class Actor:
         """Drop what was not claimed within its time to live, and calls that ended without saying so."""
         now_s, ttl_s = self._state.clock.now_s(), self._state.settings.action_ttl_s
         for expectation in self._state.expectations:
-            if now_s - expectation.created_at_s > ttl_s:
+            if now_s - max(expectation.created_at_s, expectation.eta_at_s or 0.0) > ttl_s:
                 self.drop(expectation, f"not claimed within {ttl_s:g} s")
         for call in tuple(self._state.calls.values()):
             if call.over_at_s is not None and now_s - call.over_at_s > ttl_s:
@@ -129,7 +133,7 @@ class Actor:
                 await self._render(expectation)
         ready = [e for e in state.expectations if e.prefix is not None and not e.busy and not e.barred]
         residencies = [(e, await self._engine.residency(e.prefix)) for e in ready if e.prefix is not None]
-        live = [(e, r) for e, r in residencies if state.expectations.get(e.place) is e]
+        live = [(e, r) for e, r in residencies if e in state.expectations]
         held = [(e, r) for e, r in live if resolved.hold and r.known and self._is_held(e, r)]
         held_keys = {id(e) for e, _ in held}
         self._hold(held)
@@ -257,6 +261,7 @@ class Actor:
             num_tokens=expectation.edge_tokens,
             reason=reason,
         )
+        handle.resident_tokens = max(expectation.edge_tokens - missing_tokens, 0)
         state.handles.submit(handle, reason)
         expectation.computing = computing
         self._inflight += 1
@@ -282,7 +287,7 @@ class Actor:
         status = SpanStatus.OK
         try:
             if handle.kind is ActionKind.WARM:
-                await self._prefetch(prefix)
+                await self._prefetch(expectation, prefix)
             priority = state.resolved.priority if state.resolved else 0
             report = await asyncio.wait_for(
                 self._engine.warm(prefix, priority=priority), timeout=state.settings.warm_deadline_s
@@ -296,6 +301,7 @@ class Actor:
         except asyncio.CancelledError as exc:
             status = SpanStatus.CANCELLED
             outcome = Outcome.LATE if expectation.claimed else Outcome.WASTED
+            handle.computed_tokens = await self._computed_so_far(expectation, handle, prefix)
             self._settle(handle, outcome, str(exc) or "runtime closed")
         except TimeoutError:
             status = SpanStatus.ERROR
@@ -320,24 +326,46 @@ class Actor:
             self._span(handle, status, ended=True)
             self.poke()
 
-    async def _prefetch(self, prefix: TokenPrefix) -> None:
+    async def _computed_so_far(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> int | None:
+        """Return what a cancelled warm-up left in the pool, as far as events tell; a copy computed nothing."""
+        if handle.kind is ActionKind.HOLD or expectation.restorable:
+            return 0
+        residency = await self._engine.residency(prefix)
+        return max(residency.resident_tokens - handle.resident_tokens, 0) if residency.known else None
+
+    async def _prefetch(self, expectation: Expectation, prefix: TokenPrefix) -> None:
         """Ask the tier to lift what it has from disk first; its silence only costs the lift."""
         breaker = self._state.tier_breaker
         if not (self._state.resolved and self._state.resolved.tier and breaker.may_try()):
             return
+        handle = self._state.handles.plan(
+            ActionKind.PREFETCH,
+            agent=str(expectation.agent),
+            thread_id=expectation.place.thread_id,
+            num_tokens=expectation.edge_tokens,
+            reason="lift from disk before the engine reads it",
+        )
+        self._state.handles.submit(handle, "asked the tier")
+        outcome, reason = Outcome.WASTED, "given up"
         try:
-            await self._tier.prefetch(prefix)
+            report = await self._tier.prefetch(prefix)
+            found = report.found_chunks
+            outcome = Outcome.USED if found else Outcome.WASTED
+            reason = f"{found} of {report.total_chunks} chunks found"
+            breaker.succeeded()
         except TierError as exc:
+            outcome, reason = Outcome.FAILED, type(exc).__name__
             logger.debug("tier did not prefetch: %s", type(exc).__name__)
             if not (health := await self._tier.health()).alive:  # a slow disk is no dead server
                 breaker.failed(health.detail)
-        else:
-            breaker.succeeded()
+        finally:
+            handle.computed_tokens = 0
+            self._state.handles.settle(handle, outcome, reason)
 
     def _finish(self, expectation: Expectation, handle: Handle) -> None:
         if expectation.claimed:
             self._settle(handle, Outcome.LATE, "its call came first")
-        elif self._state.expectations.get(expectation.place) is expectation:
+        elif expectation in self._state.expectations:
             expectation.handles.append(handle)
         else:
             self._settle(handle, Outcome.WASTED, "no longer expected")

@@ -10,7 +10,11 @@ from enum import StrEnum
 from uuid import UUID
 
 from pancake_langgraph._types import AgentKey, Prompt, ThreadId, TokenPrefix
+from pancake_langgraph.prompts import begins_with, cut_at_block_edge
 from pancake_langgraph.runtime.handles import Handle
+
+#: Parallel workers at one place whose pauses are remembered.
+MAX_PER_PLACE = 64
 
 
 class Cause(StrEnum):
@@ -24,7 +28,8 @@ class Cause(StrEnum):
 class Place:
     """Where a call happens: thread, namespace of the graph around the node (task ids kept), node path without ids.
 
-    Two workers of one fan-out differ in `around`; the turns of one tool loop share it.
+    The turns of one tool loop share it, and so do parallel workers of a fan-out that are plain nodes: those are told
+    apart by what they read.
     """
 
     thread_id: ThreadId
@@ -38,7 +43,8 @@ class Expectation:
 
     `prefix` is what to hold or warm: whole blocks plus, where one is known, a single token past the edge, so that a
     request that finds every block resident computes one token and not a block.  `edge_tokens` is the block edge.
-    `computing` says that the work under way computes and does not only copy; `barred` that the engine refused it.
+    `computing` says that the work under way computes and does not only copy; `barred` that the engine refused it;
+    `is_branch` that it is one of several ways the graph may take next.
     """
 
     place: Place
@@ -62,6 +68,7 @@ class Expectation:
     refused: set[str] = field(default_factory=set)
     claimed: bool = False
     barred: bool = False
+    is_branch: bool = False
 
     @property
     def busy(self) -> bool:
@@ -70,44 +77,69 @@ class Expectation:
 
     def set_tokens(self, token_ids: tuple[int, ...], block_size_tokens: int) -> None:
         """Take `token_ids` as the certain beginning of the next prompt."""
-        edge = len(token_ids) // block_size_tokens * block_size_tokens
+        edge = cut_at_block_edge(len(token_ids), block_size_tokens)
         self.edge_tokens = edge
         self.prefix = TokenPrefix(token_ids[: edge + 1], self.cache_salt) if edge else None
 
 
 class ExpectationTable:
-    """Expected calls by place, bounded; the oldest fall out.  Not thread-safe."""
+    """Expected calls, several per place, bounded; the oldest fall out.  Not thread-safe."""
 
     def __init__(self, *, max_entries: int) -> None:
         """Hold at most `max_entries`."""
         self._max_entries = max_entries
-        self._by_place: OrderedDict[Place, Expectation] = OrderedDict()
+        self._entries: OrderedDict[int, Expectation] = OrderedDict()
+        self._at: dict[Place, list[Expectation]] = {}
 
     def __iter__(self) -> Iterator[Expectation]:
         """Iterate over a snapshot, oldest first."""
-        return iter(tuple(self._by_place.values()))
+        return iter(tuple(self._entries.values()))
 
     def __len__(self) -> int:
         """Return how many calls are expected."""
-        return len(self._by_place)
+        return len(self._entries)
+
+    def __contains__(self, expectation: object) -> bool:
+        """Say whether this very expectation is still open."""
+        return id(expectation) in self._entries
 
     def add(self, expectation: Expectation) -> list[Expectation]:
-        """Add one; return those it pushed out (same place, or the oldest at the bound)."""
-        gone = [old] if (old := self._by_place.pop(expectation.place, None)) is not None else []
-        self._by_place[expectation.place] = expectation
-        while len(self._by_place) > self._max_entries:
-            gone.append(self._by_place.popitem(last=False)[1])
+        """Add one; return those it pushed out (the oldest at the bound, over all or at its place)."""
+        self._entries[id(expectation)] = expectation
+        here = self._at.setdefault(expectation.place, [])
+        here.append(expectation)
+        gone = here[: len(here) - MAX_PER_PLACE]
+        if len(self._entries) - len(gone) > self._max_entries:
+            gone = [*gone, next(e for e in self._entries.values() if e not in gone)]
+        for old in gone:
+            self.discard(old)
         return gone
 
-    def get(self, place: Place) -> Expectation | None:
-        """Return what is expected at `place`."""
-        return self._by_place.get(place)
+    def at(self, place: Place) -> tuple[Expectation, ...]:
+        """Return what is expected at `place`, oldest first."""
+        return tuple(self._at.get(place, ()))
 
-    def claim(self, place: Place) -> Expectation | None:
-        """Take out what is expected at `place`: its call has come."""
-        return self._by_place.pop(place, None)
+    def claim(self, place: Place, prompt: Prompt) -> Expectation | None:
+        """Take out what was expected of a call with `prompt` at `place`: it has come.
+
+        Among several (workers of a fan-out) it is the one whose known beginning the prompt has, longest first.  A lone
+        one is taken even when the prompt turned out different: its agent came, and reads something else.
+        """
+        here = self._at.get(place, [])
+        fitting = [e for e in here if begins_with(prompt, e.prompt)]
+        chosen = max(fitting, key=lambda e: len(e.prompt.messages)) if fitting else None
+        if chosen is None and len(here) == 1:
+            chosen = here[0]
+        if chosen is not None:
+            self.discard(chosen)
+        return chosen
 
     def discard(self, expectation: Expectation) -> None:
         """Take out one expectation if it is still there."""
-        if self._by_place.get(expectation.place) is expectation:
-            del self._by_place[expectation.place]
+        if self._entries.pop(id(expectation), None) is None:
+            return
+        here = [e for e in self._at[expectation.place] if e is not expectation]
+        if here:
+            self._at[expectation.place] = here
+        else:
+            del self._at[expectation.place]

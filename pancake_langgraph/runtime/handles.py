@@ -21,7 +21,7 @@ class Handle:
     agent: str
     thread_id: ThreadId | None
     num_tokens: int
-    planned_at_s: float
+    resident_tokens: int = 0
     started: bool = False
     computed_tokens: int | None = None
 
@@ -38,8 +38,7 @@ class HandleTable:
 
     def plan(self, kind: ActionKind, *, agent: str, thread_id: ThreadId | None, num_tokens: int, reason: str) -> Handle:
         """Open a handle."""
-        now_s = self._clock.now_s()
-        handle = Handle(ActionId(f"a{next(self._numbers)}"), kind, agent, thread_id, num_tokens, now_s)
+        handle = Handle(ActionId(f"a{next(self._numbers)}"), kind, agent, thread_id, num_tokens)
         self._open[handle.action_id] = handle
         self._write(handle, ActionState.PLANNED, reason, None)
         return handle

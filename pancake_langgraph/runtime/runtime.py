@@ -238,7 +238,8 @@ class Runtime:
         facts = _facts(await self._engine.probe())
         resolved = resolve(self.settings, facts)
         if self._state.resolved is None:
-            logger.info("pancake runtime on %s: %s", self._engine.name, "; ".join(resolved.reasons) or "all on")
+            level = logging.INFO if resolved.hold or self._engine.name == "null" else logging.WARNING
+            logger.log(level, "pancake runtime on %s: %s", self._engine.name, "; ".join(resolved.reasons))
         self._state.resolved = resolved
         return resolved
 
@@ -263,6 +264,7 @@ class Runtime:
             await asyncio.sleep(_SWEEP_S)
             if self._actor is not None:
                 self._actor.sweep()
+            await self._look_again()
             breaker = self._state.tier_breaker
             if self.settings.tier_url and self._state.spans.num_open(SpanKind.RUN) and breaker.may_try():
                 health = await self._tier.health()
@@ -270,6 +272,21 @@ class Runtime:
                     breaker.succeeded()
                 else:
                     breaker.failed(health.detail)
+
+    async def _look_again(self) -> None:
+        """Probe an engine that had failed: it may have come back with another pool or model."""
+        breaker = self._state.engine_breaker
+        if self._state.resolved is None or not breaker.is_open or not breaker.may_try():
+            return
+        try:
+            async with self._probing:
+                await self._probe()
+        except PancakeError as exc:
+            breaker.failed(type(exc).__name__)
+        else:
+            breaker.succeeded()
+            if self._actor is not None:
+                self._actor.poke()
 
     async def _is_idle(self) -> bool:
         return self._actor is None or self._actor.idle

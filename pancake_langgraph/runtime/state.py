@@ -41,7 +41,6 @@ class Call:
     num_prompt_tokens: int
     claim: Expectation | None = None
     token_ids: tuple[int, ...] | None = None
-    tool_name: str | None = None
     usage: Usage | None = None
     began: bool = False
     over_at_s: float | None = None

@@ -10,8 +10,8 @@ from langchain_core.messages import AIMessage
 
 from pancake_langgraph._types import Candidate, NodeId, Outcome, Prompt, ThreadId, WireObject
 from pancake_langgraph.ledger import SpanKind, SpanStatus
-from pancake_langgraph.prompts import agent_key, strip_task_ids
-from pancake_langgraph.prompts.identity import canonical, parent_namespace
+from pancake_langgraph.prompts import agent_key, begins_with, strip_task_ids
+from pancake_langgraph.prompts.identity import parent_namespace
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.prompts.wire_form import wire_form
 from pancake_langgraph.runtime.actor import Actor
@@ -23,6 +23,8 @@ from pancake_langgraph.runtime.state import DEFAULT_MAX_OUTPUT_TOKENS, Call, Sta
 #: `Place.around` of a predicted call whose task ids are not known yet.
 ANYWHERE = "*"
 CONTEXT_NODES = 4
+#: A successor less probable than this is one branch of several.
+CERTAIN = 0.999
 START = NodeId("__start__")
 END = NodeId("__end__")
 
@@ -96,10 +98,20 @@ class Watcher:
             context=trail.context,
         )
         thread_id = _thread_of(signal, span)
+        self._drop_dead_branches(node, around, span)
         messages = wire_form(signal.state_messages) if signal.state_messages else None
         for candidate in self._state.forecaster.candidates(graph_id, node, context=(*trail.context, trail.last)):
             self._expect_successor(candidate, thread_id, around, span, messages)
         self._actor.poke()
+
+    def _drop_dead_branches(self, node: NodeId, around: str, span: OpenSpan) -> None:
+        """The graph took one way: what was expected of the others is not coming."""
+        for expectation in self._state.expectations:
+            place = expectation.place
+            if not expectation.is_branch or expectation.run_id != span.root_id or place.around != around:
+                continue
+            if place.node != node and not place.node.startswith(f"{node}|"):
+                self._actor.drop(expectation, "another branch was taken")
 
     def _trail_of(self, span: OpenSpan) -> Trail:
         trail = self._trails.get(span.root_id)
@@ -123,7 +135,7 @@ class Watcher:
         same_level = parent_namespace(node) == strip_task_ids(around)
         place = Place(thread_id, around if same_level else ANYWHERE, node)
         known = self._state.expectations
-        if known.get(place) or known.get(Place(thread_id, ANYWHERE, node)):
+        if known.at(place) or known.at(Place(thread_id, ANYWHERE, node)):
             return
         if any(call.place.node == node for call in self._calls_of(thread_id)):
             return
@@ -142,6 +154,7 @@ class Watcher:
                 p_next=candidate.p_next,
                 created_at_s=now_s,
                 eta_at_s=None if candidate.eta_s is None else now_s + candidate.eta_s,
+                is_branch=candidate.steps == 1 and candidate.p_next < CERTAIN,
             )
         )
 
@@ -168,8 +181,9 @@ class Watcher:
         thread_id = _thread_of(opened, span)
         agent = agent_key(opened.checkpoint_ns, opened.agent_name, signal.prompt)
         place = Place(thread_id, parent_namespace(opened.checkpoint_ns), agent.namespace)
-        claim = self._state.expectations.claim(place) or self._state.expectations.claim(
-            Place(thread_id, ANYWHERE, agent.namespace)
+        expected = self._state.expectations
+        claim = expected.claim(place, signal.prompt) or expected.claim(
+            Place(thread_id, ANYWHERE, agent.namespace), signal.prompt
         )
         node_span = self._state.spans.node_at(thread_id, opened.checkpoint_ns)
         state_messages = node_span.opened.state_messages if node_span else None
@@ -216,7 +230,6 @@ class Watcher:
         span = self._state.spans.get(signal.run_id)
         if call is None or span is None:
             return
-        call.tool_name = signal.tool_name
         node = NodeId(call.place.node)
         for candidate in self._state.forecaster.candidates(call.graph_id, node, first_tool_name=signal.tool_name):
             self._expect_successor(candidate, call.place.thread_id, call.place.around, span, None)
@@ -337,7 +350,7 @@ def judge(call: Call) -> tuple[Outcome, str]:
         shared = common_prefix_tokens(claim.prefix.token_ids[: claim.edge_tokens], call.token_ids)
         if shared < claim.edge_tokens:
             return Outcome.WASTED, f"the prompt differs at token {shared} of {claim.edge_tokens}"
-    elif not _begins_with(call.prompt, claim.prompt):
+    elif not begins_with(call.prompt, claim.prompt):
         return Outcome.WASTED, "the prompt differs from the predicted one"
     if call.usage is None:
         return Outcome.WASTED, "the call ended without token counts"
@@ -345,12 +358,6 @@ def judge(call: Call) -> tuple[Outcome, str]:
     if cached is not None and cached < claim.edge_tokens:
         return Outcome.WASTED, f"only {cached} of {claim.edge_tokens} tokens were found again"
     return Outcome.USED, "its call read it" if cached is None else f"{cached} tokens were read from cache"
-
-
-def _begins_with(prompt: Prompt, head: Prompt) -> bool:
-    if len(head.messages) > len(prompt.messages):
-        return False
-    return all(canonical(a) == canonical(b) for a, b in zip(prompt.messages, head.messages, strict=False))
 
 
 def _graph_id(signal: Opened) -> str:

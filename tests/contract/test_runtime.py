@@ -614,3 +614,84 @@ def test_a_forked_process_leaves_the_parents_loop_alone(monkeypatch: pytest.Monk
     loop.run(asyncio.sleep(0)).result(5)
     assert ran == ["parent"]
     loop.stop()
+
+
+async def test_parallel_workers_of_a_fan_out_keep_a_context_each(bed: Bed) -> None:
+    """Three workers at one node pause at once; each one's own context is held, and each claim finds its own."""
+    from langgraph.types import Send
+
+    paused = 0
+    enough = asyncio.Event()
+
+    @tool
+    async def look(q: str) -> str:
+        """Look it up."""
+        nonlocal paused
+        paused += 1
+        if paused == 3:
+            await asyncio.to_thread(bed.press, prompts=1)
+            assert await asyncio.to_thread(bed.runtime.wait_idle)
+            enough.set()
+        await asyncio.wait_for(enough.wait(), 10)
+        return "found"
+
+    model = bed.model().bind_tools([look])
+
+    class Job(TypedDict):
+        messages: Annotated[list[AnyMessage], add_messages]
+        name: str
+
+    async def worker(state: Job) -> dict[str, Any]:
+        head = SystemMessage(f"{state['name']} " + " ".join(f"{state['name']}{n}" for n in range(60)))
+        answer = await model.ainvoke([head, *state["messages"]])
+        if answer.tool_calls:
+            result = await look.ainvoke(answer.tool_calls[0])
+            answer = await model.ainvoke([head, *state["messages"], answer, result])
+        return {"messages": [answer]}
+
+    builder = StateGraph(State)
+    builder.add_node("worker", worker)
+    builder.add_conditional_edges(
+        START, lambda s: [Send("worker", {"messages": s["messages"], "name": name}) for name in "abc"], ["worker"]
+    )
+    builder.add_edge("worker", END)
+    await run(attach(builder.compile(), runtime=bed.runtime))
+    assert await asyncio.to_thread(bed.runtime.wait_idle)
+    assert all(call.cached_tokens > 40 for call in chats(bed)[3:])
+    assert Outcome.WASTED not in {a.outcome for a in bed.actions() if a.kind is not ActionKind.PREFETCH}
+    assert bed.runtime.statistics().expected_calls == 0
+
+
+async def test_the_branch_that_was_not_taken_is_given_up_at_once(bed: Bed) -> None:
+    from pancake_langgraph.runtime.expectations import Cause
+
+    seen: list[list[str]] = []
+
+    def node(name: str) -> Any:
+        model = bed.model()
+
+        async def call(state: State) -> dict[str, Any]:
+            answer = await model.ainvoke([SystemMessage(f"{name} {WORDS}"), *state["messages"]])
+            assert await asyncio.to_thread(bed.runtime.wait_idle)
+            seen.append(
+                [e.place.node for e in bed.runtime._state.expectations if e.cause is Cause.SUCCESSOR and e.is_branch]
+            )
+            return {"messages": [answer]}
+
+        return call
+
+    builder = StateGraph(State)
+    for name in ("router", "often", "seldom"):
+        builder.add_node(name, node(name))
+    builder.add_edge(START, "router")
+    builder.add_conditional_edges(
+        "router", lambda s: "seldom" if "rare" in s["messages"][0].content else "often", ["often", "seldom"]
+    )
+    builder.add_edge("often", END)
+    builder.add_edge("seldom", END)
+    graph = attach(builder.compile(checkpointer=InMemorySaver()), runtime=bed.runtime)
+    for number in range(4):
+        await run(graph, "usual", f"t{number}")
+    seen.clear()
+    await run(graph, "rare", "other")
+    assert seen == [["often"], []]

@@ -1,7 +1,7 @@
 """Real servers for the tests that need them: started on demand, one stack at a time, and never skipped.
 
-A test asks for `smol_stack`, `tiny_stack` or `exact_stack`.  They live for the whole session, but only one engine is alive at any
-time: asking for another one ends the first.  Tests are therefore ordered by the stack they use.
+A test asks for `smol_stack`, `tiny_stack` or `exact_stack`.  They live for the whole session, but only one engine is
+alive at any time: asking for another one ends the first.  Tests are therefore ordered by the stack they use.
 """
 
 from __future__ import annotations
