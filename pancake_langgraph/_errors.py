@@ -92,6 +92,10 @@ class ModelFilesError(PancakeError):
     """Model files are missing, damaged or not what was expected."""
 
 
+class RuntimeClosed(PancakeError, RuntimeError):
+    """A runtime was asked for something after it was closed."""
+
+
 class TopologyError(PancakeError, TypeError):
     """The object is not a compiled graph."""
 

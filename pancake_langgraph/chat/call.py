@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from pancake_langgraph.chat.link import Link, as_timeout, transport_errors
 from pancake_langgraph.chat.watch import Watch
 from pancake_langgraph.wire.bodies import flatten, prompt_texts
 from pancake_langgraph.wire.errors import CallFacts, error_from_response, not_found, overflow_before_sending
+from pancake_langgraph.wire.json_text import encoded
 
 if TYPE_CHECKING:
     from pancake_langgraph.chat_model import PancakeChatModel
@@ -77,7 +77,7 @@ class Call:
 
     def request(self, headers: Mapping[str, str]) -> dict[str, Any]:
         """Return the arguments for a client's `stream`."""
-        content = json.dumps(self.body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        content = encoded(self.body)
         return {
             "method": "POST",
             "url": self.link.config.url("chat/completions"),

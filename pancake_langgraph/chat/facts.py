@@ -15,7 +15,7 @@ from pancake_langgraph.chat.events import translate
 from pancake_langgraph.chat.link import Link, transport_errors
 from pancake_langgraph.wire.bodies import prompt_texts
 from pancake_langgraph.wire.errors import CallFacts, error_from_response
-from pancake_langgraph.wire.json_text import decoded
+from pancake_langgraph.wire.json_text import decoded, encoded
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class ServerFacts:
             client = await self.link.async_client()
             reply = await client.post(
                 self._tokenize_url,
-                content=json.dumps(body).encode(),
+                content=encoded(body),
                 headers=await self.link.async_headers(),
                 timeout=_ASK_TIMEOUT_S,
             )
@@ -159,9 +159,7 @@ class ServerFacts:
         return self._object(reply.status_code, reply.text)
 
     def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, str]:
-        reply = self.link.client().post(
-            url, content=json.dumps(body).encode(), headers=self.link.headers(), timeout=_ASK_TIMEOUT_S
-        )
+        reply = self.link.client().post(url, content=encoded(body), headers=self.link.headers(), timeout=_ASK_TIMEOUT_S)
         return reply.status_code, reply.text
 
     def _object(self, status_code: int, text: str) -> dict[str, Any]:

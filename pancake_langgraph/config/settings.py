@@ -68,6 +68,8 @@ class RuntimeSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise ConfigError(f"{name}: got {value!r}, allowed is a number from {low} to {high}")
+            if name in _WHOLE and not isinstance(value, int):
+                raise ConfigError(f"{name}: got {value!r}, allowed is a whole number from {low} to {high}")
         require_http_address("base_url", self.base_url)
         if self.tier_url is not None:
             require_http_address("tier_url", self.tier_url)
@@ -95,6 +97,7 @@ class RuntimeSettings:
 
 
 _TINY: Final = 1e-6
+_WHOLE: Final = frozenset({"max_inflight_actions", "warm_priority", "breaker_failures", "max_contexts"})
 _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("p_warm_min", 0.0, 1.0),
     ("reserve_ratio", 0.0, 0.9),

@@ -15,7 +15,7 @@ import httpx
 from pancake_langgraph._errors import ConfigError, EngineError, EngineUnavailable, MalformedStream
 from pancake_langgraph.config.address import require_http_address
 from pancake_langgraph.wire.errors import CallFacts, cut_stream, error_from_response, timed_out, unreachable
-from pancake_langgraph.wire.json_text import decoded
+from pancake_langgraph.wire.json_text import decoded, encoded
 from pancake_langgraph.wire.sse import DONE, EventDecoder
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class HttpSession:
         self, route: str, body: dict[str, Any], stall_s: float, until: float
     ) -> AsyncGenerator[bytes, None]:
         client, facts = self._opened(), _facts_of(self.root, body)
-        request = client.build_request("POST", route, content=_encoded(body), headers=_JSON_TYPE)
+        request = client.build_request("POST", route, content=encoded(body), headers=_JSON_TYPE)
         try:
             async with asyncio.timeout(_time_left(stall_s, until)):
                 response = await client.send(request, stream=True)
@@ -156,7 +156,9 @@ class HttpSession:
         facts = _facts_of(self.root, body)
         try:
             async with asyncio.timeout(limit_s):
-                response = await self._opened().request(method, route, content=_encoded(body), headers=_JSON_TYPE)
+                response = await self._opened().request(
+                    method, route, content=None if body is None else encoded(body), headers=_JSON_TYPE
+                )
         except (httpx.TransportError, TimeoutError, httpx.InvalidURL, httpx.DecodingError) as exc:
             raise _transport_error(exc, facts, limit_s=limit_s) from exc
         if not response.is_success:
@@ -199,11 +201,6 @@ def _facts_of(root: str, body: dict[str, Any] | None) -> CallFacts:
         max_tokens=body.get("max_tokens"),
         prompt_texts=tuple(texts),
     )
-
-
-def _encoded(body: dict[str, Any] | None) -> bytes | None:
-    """Return JSON in plain ASCII: half a surrogate pair in a prompt has no UTF-8 form, but an escaped one."""
-    return None if body is None else json.dumps(body, separators=(",", ":")).encode("ascii")
 
 
 def _decoded(response: httpx.Response, route: str) -> Any:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from pancake_langgraph._errors import RuntimeClosed
+
 _T = TypeVar("_T")
 _STOP_TIMEOUT_S = 5.0
 
@@ -53,12 +55,12 @@ class BackgroundLoop:
         """Run a coroutine; the future belongs to the caller's thread.
 
         Raises:
-            RuntimeError: if the loop was stopped.
+            RuntimeClosed: if the loop was stopped.
         """
         loop = self._ensure()
         if loop is None:
             coroutine.close()
-            raise RuntimeError(f"background loop {self._name!r} is stopped (or was started before a fork)")
+            raise RuntimeClosed("the runtime is closed (or was started before a fork); make a new one, or attach again")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def stop(self) -> None:

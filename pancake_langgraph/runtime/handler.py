@@ -56,6 +56,7 @@ class RuntimeHandler(BaseCallbackHandler):
         self._clock = clock
         self._wire_extras = wire_extras
         self._open: OrderedDict[UUID, str | None] = OrderedDict()
+        self._chains: OrderedDict[UUID, None] = OrderedDict()
 
     # -- graph runs and nodes -------------------------------------------------------------------------------------
 
@@ -73,18 +74,24 @@ class RuntimeHandler(BaseCallbackHandler):
         """Report the start of a run or of a node; other chains are of no interest."""
         meta = metadata or {}
         name = str(kwargs.get("name") or "")
-        if parent_run_id is None:
-            self._start(run_id, None, SpanKind.RUN, name or "run", meta, state_messages=None)
+        is_outermost = parent_run_id is None or parent_run_id not in self._chains
+        self._chains[run_id] = None
+        if len(self._chains) > _MAX_OPEN_RUNS:
+            self._chains.popitem(last=False)
+        if is_outermost:  # the run that this handler was given for, alone or inside somebody else's chain
+            self._start(run_id, parent_run_id, SpanKind.RUN, name or "run", meta, state_messages=None)
         elif any(tag.startswith(_NODE_TAG) for tag in tags or ()):
             node = str(meta.get("langgraph_node") or name)
             self._start(run_id, parent_run_id, SpanKind.NODE, node, meta, state_messages=_state_messages(inputs))
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Report the end of a run or node."""
+        self._chains.pop(run_id, None)
         self._end(run_id, SpanStatus.OK)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Report a failed, interrupted or cancelled run or node, or one that hands over to the graph around it."""
+        self._chains.pop(run_id, None)
         self._end(run_id, _status_of(error))
 
     # -- model calls ----------------------------------------------------------------------------------------------
@@ -195,7 +202,7 @@ class RuntimeHandler(BaseCallbackHandler):
                 parent_id=parent_id,
                 kind=kind,
                 name=name,
-                thread_id=ThreadId(str(meta.get("thread_id") or "")),
+                thread_id=ThreadId("" if meta.get("thread_id") is None else str(meta["thread_id"])),
                 checkpoint_ns=str(meta.get("langgraph_checkpoint_ns") or ""),
                 agent_name=meta.get("lc_agent_name"),
                 graph_id=self._graph_id,

@@ -121,6 +121,7 @@ class Runtime:
 
         Raises:
             EngineError: if the engine cannot be probed.
+            RuntimeClosed: after `close`.
         """
         return self._background.run(self._start_and_probe()).result()
 
@@ -128,6 +129,9 @@ class Runtime:
         """Wait until every signal so far was taken in and nothing is under way; return whether that came true.
 
         Events from the engine take a moment to arrive, so idle means idle at several looks in a row.
+
+        Raises:
+            RuntimeClosed: after `close`.
         """
         deadline_s = time.monotonic() + timeout_s
         looks = 0

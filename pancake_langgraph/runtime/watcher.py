@@ -260,7 +260,7 @@ class Watcher:
             self._state.forecaster.observe_tool(_graph_id(span.opened), span.opened.name, elapsed_s)
         elif kind is SpanKind.NODE:
             self._node_ended(signal, span)
-        elif kind is SpanKind.RUN:
+        elif kind is SpanKind.RUN and span.root_id == signal.run_id:
             self._run_ended(signal, span)
         self._actor.poke()
 

@@ -81,7 +81,7 @@ def short_id(tool_call_id: str) -> str:
     """Return nine letters or digits for an id; ids that are so already stay."""
     if _LEGAL_ID.fullmatch(tool_call_id):
         return tool_call_id
-    number = int.from_bytes(hashlib.blake2b(tool_call_id.encode(), digest_size=8).digest())
+    number = int.from_bytes(hashlib.blake2b(tool_call_id.encode("utf-8", "replace"), digest_size=8).digest())
     digits = []
     for _ in range(9):
         number, digit = divmod(number, len(_ALPHABET))

@@ -695,3 +695,28 @@ async def test_the_branch_that_was_not_taken_is_given_up_at_once(bed: Bed) -> No
     seen.clear()
     await run(graph, "rare", "other")
     assert seen == [["often"], []]
+
+
+async def test_a_graph_inside_somebody_elses_chain_is_a_run_of_its_own(bed: Bed) -> None:
+    from langchain_core.runnables import RunnableLambda
+
+    async def pause() -> None:
+        raise RuntimeError("broken tool")
+
+    graph = attach(tool_loop(bed, pause), runtime=bed.runtime)
+    chain = RunnableLambda(lambda text: {"messages": [("user", text)]}) | graph
+    with pytest.raises(RuntimeError, match="broken tool"):
+        await chain.ainvoke("look", {"configurable": {"thread_id": "inner"}})
+    assert await asyncio.to_thread(bed.runtime.wait_idle)
+    assert bed.runtime.statistics().expected_calls == 0
+    runs = [e for e in bed.runtime.ledger.events() if isinstance(e, SpanStarted) and e.kind is SpanKind.RUN]
+    assert len(runs) == 1
+
+
+def test_a_closed_runtime_says_so() -> None:
+    from pancake_langgraph._errors import RuntimeClosed
+
+    runtime = Runtime(RuntimeSettings(engine="null"))
+    runtime.close()
+    with pytest.raises(RuntimeClosed, match="closed"):
+        runtime.wait_idle()
