@@ -61,7 +61,7 @@ def test_a_bad_environment_value_names_its_variable() -> None:
     with pytest.raises(ConfigError, match="PANCAKE_RUNTIME"):
         runtime_requested({"PANCAKE_RUNTIME": "maybe"})
     with pytest.raises(ConfigError, match="unknown setting"):
-        settings_from_env({}, modle="x")
+        settings_from_env({}, no_such_field="x")
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("off", False), ("", False)])
