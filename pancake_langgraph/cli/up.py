@@ -48,6 +48,10 @@ def up(model_dir: Path | None, dtype: Dtype, no_tier: bool, l2_dir: Path | None,
     """
     if options["port"] is not None:
         require_free(options["port"], "model server")  # before the model is prepared and the cache server started
+    # Folders too are tried first: a wrong one is told at once, whatever else is missing.
+    for place in (options["log_dir"], state_path().parent):
+        if place is not None:
+            place.mkdir(parents=True, exist_ok=True)
     default_model = model_dir is None
     folder = (model_dir or prepare_smollm(on_progress=show_progress)).resolve()
     plan = StackPlan(

@@ -7,7 +7,7 @@ import operator
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -398,10 +398,18 @@ async def test_every_kind_of_graph_runs_as_without_the_runtime(
             parts = graph.astream(ASK, thread(mode), stream_mode=mode, subgraphs=True)
             streams.append(sorted([type(part[-1]).__name__ async for part in parts]))
         assert streams[0] == streams[1]
-    assert await event_names(plain) == await event_names(watched)
+    assert await outcome_of(event_names(plain)) == await outcome_of(event_names(watched))
     await settled(bed)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not [record for record in caplog.records if MARK in record.getMessage()]
+
+
+async def outcome_of(work: Awaitable[list[str]]) -> list[str] | str:
+    """Return the result, or what was raised: LangGraph 1.2.12 itself fails on events of the functional API."""
+    try:
+        return await work
+    except Exception as exc:
+        return type(exc).__name__
 
 
 async def event_names(graph: Any) -> list[str]:
