@@ -11,20 +11,67 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 
 from pancake_langgraph._errors import ConfigError, PancakeError
-from pancake_langgraph.bench.render import markdown
+from pancake_langgraph.bench.render import format_figure
 from pancake_langgraph.bench.schema import BenchResult
 
 BEGIN_MARK = "<!-- bench:begin -->"
 END_MARK = "<!-- bench:end -->"
 
 
+#: What a reader of a README wants to see first; everything else stands in the result file.
+ROWS: Final = (("ttft_s", "p50"), ("ttft_s", "p99"), ("program_s", "p50"), ("prefilled_tokens", "p50"))
+AGAINST: Final = ("plain", "reactive")
+OURS: Final = "pancake"
+
+
 def render_block(results: Sequence[BenchResult]) -> str:
-    """Return the Markdown that stands between the marks: each result with its version, date and machine line."""
-    return "\n\n".join(f"{markdown(result)}\n\n{_provenance(result)}" for result in results)
+    """Return the Markdown between the marks: a short table per result, its outcomes, date and machine."""
+    return "\n\n".join(_short(result) for result in results)
+
+
+def _short(result: BenchResult) -> str:
+    """Return the first figures of one result: an arm per column, then the paired ratios that compare with ours."""
+    arms = tuple(result.arms)
+    versus = [arm for arm in AGAINST if arm in arms and OURS in arms]
+    head = ["", *arms, *(f"{arm} / {OURS}" for arm in versus)]
+    rows = [
+        [f"`{metric}` {name}", *_figures(result, metric, name), *_ratios(result, metric, name, versus)]
+        for metric, name in ROWS
+        if any(metric in of for of in result.arms.values())
+    ]
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in result.outcomes.items())
+    return "\n".join(
+        [
+            f"**`{result.workload}`** ({result.repeats} paired repeats)",
+            "",
+            f"| {' | '.join(head)} |",
+            f"|{' --- |' * len(head)}",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+            f"Actions of the runtime: {outcomes}. {_provenance(result)}",
+        ]
+    )
+
+
+def _figures(result: BenchResult, metric: str, name: str) -> list[str]:
+    return [format_figure(getattr(of[metric], name)) if metric in of else "" for of in result.arms.values()]
+
+
+def _ratios(result: BenchResult, metric: str, name: str, versus: Sequence[str]) -> list[str]:
+    cells = []
+    for arm in versus:
+        ratio = result.ratios.get(f"{metric}.{name} {arm}/{OURS}")
+        cells.append(
+            f"**{format_figure(ratio.median)}** ({format_figure(ratio.min)} to {format_figure(ratio.max)})"
+            if ratio
+            else ""
+        )
+    return cells
 
 
 def replace_block(text: str, block: str) -> str:
