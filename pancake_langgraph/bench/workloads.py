@@ -60,7 +60,7 @@ class BenchOptions:
 
 
 def servers_plan(options: BenchOptions) -> ServersPlan:
-    """Return what to start for a bench; the tier has its best settings, found by trying (see docs/benchmarks.md)."""
+    """Return what to start for a bench; the tier's settings and why: docs/benchmarks.md."""
     return ServersPlan(
         model_dir=options.model_dir or prepare_smollm(),
         pool_tokens=POOL_TOKENS,

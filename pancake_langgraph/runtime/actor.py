@@ -15,7 +15,7 @@ from pancake_langgraph.engines.base import Engine, Residency
 from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
 from pancake_langgraph.plan import HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
-from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
+from pancake_langgraph.runtime.expectations import Cause, Expectation
 from pancake_langgraph.runtime.handles import Handle
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.tiers.base import Tier
@@ -80,10 +80,10 @@ class Actor:
             if failed and not self._state.engine_breaker.is_open:
                 self.poke()  # the events that woke this evaluation are used up; once open, sweeping tries again
 
-    def give_way(self, place: Place) -> None:
-        """Cancel warm-ups that compute, except the one for the call that has just come."""
+    def give_way(self) -> None:
+        """A call has come: cancel warm-ups that compute.  The one for that call is claimed and no longer expected."""
         for expectation in self._state.expectations:
-            if expectation.busy and expectation.computing and expectation.place != place:
+            if expectation.busy and expectation.computing:
                 self._cancel(expectation, "gave way to foreground work")
 
     def drop(self, expectation: Expectation, reason: str) -> None:

@@ -209,7 +209,7 @@ class Watcher:
             claim=claim,
         )
         self._state.counters.calls += 1
-        self._actor.give_way(place)
+        self._actor.give_way()
         self._actor.poke()
 
     def _first_piece(self, signal: FirstPiece) -> None:
