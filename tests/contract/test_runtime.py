@@ -294,24 +294,29 @@ def test_a_runtime_that_never_ran_closes_at_once() -> None:
     runtime.check_integrity()
 
 
-async def test_work_cancelled_before_its_first_step_is_settled_too(bed: Bed) -> None:
+def an_expectation(node: str = "agent") -> Any:
     from pancake_langgraph._types import AgentKey, Prompt, ThreadId
     from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
 
+    expectation = Expectation(
+        place=Place(ThreadId("t"), "", node),
+        agent=AgentKey("agent", "", "0"),
+        cause=Cause.RESUME,
+        run_id=uuid4(),
+        prompt=Prompt(()),
+        cache_salt=None,
+        p_next=1.0,
+        created_at_s=0.0,
+    )
+    expectation.set_tokens(tuple(range(100)), 16)
+    return expectation
+
+
+async def test_work_cancelled_before_its_first_step_is_settled_too(bed: Bed) -> None:
     def submit_and_drop() -> None:
         actor = bed.runtime._actor
         assert actor is not None
-        expectation = Expectation(
-            place=Place(ThreadId("t"), "", "agent"),
-            agent=AgentKey("agent", "", "0"),
-            cause=Cause.RESUME,
-            run_id=uuid4(),
-            prompt=Prompt(()),
-            cache_salt=None,
-            p_next=1.0,
-            created_at_s=0.0,
-        )
-        expectation.set_tokens(tuple(range(100)), 16)
+        expectation = an_expectation()
         actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
         actor.drop(expectation, "gone at once")
 
@@ -319,6 +324,26 @@ async def test_work_cancelled_before_its_first_step_is_settled_too(bed: Bed) -> 
     assert await asyncio.to_thread(bed.runtime.wait_idle)
     assert [a.outcome for a in bed.actions()] == [Outcome.WASTED]
     assert bed.runtime.ledger.statistics().open_actions == 0
+
+
+async def test_a_computing_warm_up_gives_way_also_to_a_call_at_its_own_place(bed: Bed) -> None:
+    """A sibling worker of a fan-out calls: this warm-up is for another worker at the same node."""
+    bed.server.on_engine(lambda engine: engine.hold("warm"))
+
+    def submit() -> None:
+        actor = bed.runtime._actor
+        assert actor is not None
+        expectation = an_expectation()
+        bed.runtime._state.expectations.add(expectation)
+        actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
+
+    bed.runtime._background.call(submit)
+    await asyncio.sleep(0.05)
+    bed.runtime._background.call(lambda: bed.runtime._actor.give_way())  # type: ignore[union-attr]
+    bed.server.on_engine(lambda engine: engine.release("warm"))
+    assert await asyncio.to_thread(bed.runtime.wait_idle)
+    given_up = [a for a in bed.actions() if a.outcome is Outcome.WASTED]
+    assert given_up[0].reason == "gave way to foreground work"
 
 
 # -- where work could be lost, doubled or in the way -------------------------------------------------------------------
