@@ -330,7 +330,10 @@ class Actor:
         """Return what a cancelled warm-up left in the pool, as far as events tell; a copy computed nothing."""
         if handle.kind is ActionKind.HOLD or expectation.restorable:
             return 0
-        residency = await self._engine.residency(prefix)
+        try:
+            residency = await self._engine.residency(prefix)
+        except (EngineError, asyncio.CancelledError):  # closed while it looked: the action is settled all the same
+            return None
         return max(residency.resident_tokens - handle.resident_tokens, 0) if residency.known else None
 
     async def _prefetch(self, expectation: Expectation, prefix: TokenPrefix) -> None:

@@ -352,8 +352,8 @@ async def test_a_computing_warm_up_gives_way_also_to_a_call_at_its_own_place(bed
 class Stub(BridgedEngine):
     """A bridged engine that stalls or breaks where a test wants it to."""
 
-    probes = residency_bugs = warms = 0
-    is_stalled = False
+    probes = residency_bugs = warms = looks = 0
+    is_stalled = is_blind = False
     warm_error: Exception | None = None
 
     async def probe(self) -> Capabilities:
@@ -370,6 +370,9 @@ class Stub(BridgedEngine):
         return await super().warm(prefix, priority=priority)
 
     async def residency(self, prefix: TokenPrefix) -> Residency:
+        self.looks += 1
+        if self.is_blind:
+            await asyncio.Event().wait()
         if self.residency_bugs:
             self.residency_bugs -= 1
             raise ValueError("a bug")
@@ -445,6 +448,19 @@ async def test_closing_does_not_wait_for_work_whose_call_has_come(caplog: pytest
         assert not caplog.records
         bed.server.on_engine(lambda engine: engine.release("chat"))
         await running
+
+
+async def test_an_action_cancelled_twice_is_settled_once() -> None:
+    with stub_bed() as bed:
+
+        async def pause() -> None:
+            await pressed_pause(bed)()
+            bed.stub.is_blind, bed.stub.looks = True, 0
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
+        await until(lambda: bed.stub.looks > 0)
+        await asyncio.to_thread(bed.runtime.close)
+        assert [a.outcome for a in bed.actions()] == [Outcome.LATE]
 
 
 async def test_an_unexpected_error_in_a_warm_up_or_an_evaluation_is_counted_and_costs_only_itself() -> None:
