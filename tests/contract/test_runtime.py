@@ -511,6 +511,7 @@ async def test_without_an_answering_tier_a_restore_computes_and_gives_way() -> N
 
         await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
         await until(lambda: any(isinstance(e, BreakerChanged) for e in bed.runtime.ledger.events()))
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
         before, over = len(bed.actions()), asyncio.Event()
         graph = attach(tool_loop(bed, pressed_pause(bed, until_set=over)), runtime=bed.runtime)
         paused = asyncio.create_task(run(graph, thread="paused"))
