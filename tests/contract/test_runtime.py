@@ -193,7 +193,9 @@ async def test_a_certain_successor_is_warm_before_it_starts(bed: Bed) -> None:
     assert waited.is_set()
     assert [call.cached_tokens > 100 for call in chats(bed)] == [False, False, False, True]
     assert bed.runtime.wait_idle()
-    assert Outcome.USED in {a.outcome for a in bed.actions()}
+    settled = {(a.outcome, a.reason) for a in bed.actions()}
+    gave_way = (Outcome.WASTED, "gave way to foreground work")  # given up as the engine had just finished it
+    assert Outcome.USED in {outcome for outcome, _ in settled} or gave_way in settled
 
 
 async def test_state_history_equals_the_plain_graphs(bed: Bed) -> None:
