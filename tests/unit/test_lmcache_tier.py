@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -150,7 +151,10 @@ async def test_nobody_there_is_a_tier_error() -> None:
 
 
 async def test_a_cancelled_prefetch_hangs_up(stub: Stub) -> None:
+    asked = threading.Event()
+
     async def never(call: Call) -> Answer:
+        asked.set()
         await asyncio.Event().wait()
         return Answer()
 
@@ -159,7 +163,7 @@ async def test_a_cancelled_prefetch_hangs_up(stub: Stub) -> None:
     try:
         tier = LMCacheTier(f"http://127.0.0.1:{silent.port}", "m", deadline_s=60.0)
         task = asyncio.create_task(tier.prefetch(PREFIX))
-        await asyncio.sleep(0.03)
+        assert await asyncio.to_thread(asked.wait, 5)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
