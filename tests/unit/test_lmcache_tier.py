@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
