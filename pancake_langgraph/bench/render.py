@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -48,9 +49,11 @@ def markdown(result: BenchResult) -> str:
 
 
 def format_figure(value: float) -> str:
-    """Return a number with three significant digits, whole numbers from 100 on, never in exponent form."""
+    """Return a number with two or three significant digits, whole numbers from 100 on, never in exponent form."""
     if value == 0:
         return "0"
+    if abs(value) < 0.01:
+        return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
     if abs(value) >= 100:
         return f"{value:,.0f}"
     if abs(value) >= 10:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench.arms import ARM_TEXT, Arm
+from pancake_langgraph.bench.floor import cold_versus_hit
 from pancake_langgraph.bench.no_pressure import run_no_pressure
 from pancake_langgraph.bench.recorder import CallRecord, concurrency
 from pancake_langgraph.bench.runner import (
@@ -21,6 +22,7 @@ from pancake_langgraph.bench.runner import (
     run_arms,
     samples_of,
 )
+from pancake_langgraph.bench.saver import SaverBenchPlan, run_saver_bench
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.servers import Progress, Servers, ServersPlan
 from pancake_langgraph.bench.statistics import percentile
@@ -30,6 +32,7 @@ from pancake_langgraph.weights.smollm import prepare_smollm
 #: SmolLM2-135M: 30 layers, 3 KV heads of 64, keys and values, two bytes a number (four in float32).
 KV_TOKEN_BYTES: Final[Mapping[str, int]] = {"bfloat16": 23_040, "float32": 46_080}
 POOL_TOKENS: Final = 9_000
+BLOCK_SIZE_TOKENS: Final = 32
 #: Share of its prompt under which a call counts as having lost its context.
 LOST_RATIO: Final = 0.5
 #: Points of the sweep beside the main one: from no pressure at all to a live set of twice the pool.
@@ -39,13 +42,19 @@ ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE)
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What a user may choose.  `repeats` counts for the main point; `sweep_repeats` for each other point of a sweep."""
+    """What a user may choose.
+
+    `repeats` counts for the main point; `sweep_repeats` for each other point of a sweep.  `turns` are the lengths of a
+    conversation at which `saver` is measured; the settings of engines do not concern it.
+    """
 
     repeats: int = 5
     sweep_repeats: int = 0
     dtype: str = "bfloat16"
     num_threads: int = 1
+    chunk_tokens: int = 64
     model_dir: Path | None = None
+    turns: tuple[int, ...] = SaverBenchPlan().marks
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -55,6 +64,10 @@ class BenchOptions:
         """
         if not 1 <= self.repeats <= 1000 or not 0 <= self.sweep_repeats <= 1000:
             raise ConfigError(f"repeats: got {self.repeats} and {self.sweep_repeats}, allowed are 1 (sweep: 0) to 1000")
+        if not 0 < self.chunk_tokens <= 1024 or self.chunk_tokens % BLOCK_SIZE_TOKENS:
+            raise ConfigError(
+                f"chunk_tokens: got {self.chunk_tokens}, allowed are multiples of {BLOCK_SIZE_TOKENS} up to 1024"
+            )
         if self.dtype not in KV_TOKEN_BYTES:
             raise ConfigError(f"dtype: got {self.dtype!r}, allowed are {', '.join(KV_TOKEN_BYTES)}")
 
@@ -67,8 +80,8 @@ def servers_plan(options: BenchOptions) -> ServersPlan:
         resident_pool_tokens=4 * POOL_TOKENS,
         kv_token_bytes=KV_TOKEN_BYTES[options.dtype],
         dtype=options.dtype,
-        block_size_tokens=32,
-        chunk_tokens=64,
+        block_size_tokens=BLOCK_SIZE_TOKENS,
+        chunk_tokens=options.chunk_tokens,
         num_threads=options.num_threads,
         l1_bytes=2_000_000_000,
         chat_template=Path(__file__).resolve().parent.parent / "weights" / "chat_template_tools.jinja",
@@ -83,13 +96,15 @@ async def tool_pause(servers: Servers, options: BenchOptions, on_progress: Progr
     for num_pressing in SWEEP_PRESSING if options.sweep_repeats else ():
         point = replace(plan, num_pressing=num_pressing)
         sweep.append(_point_row(point, await _tool_pause_point(servers, point, options.sweep_repeats, on_progress)))
+    on_progress("the plain engine against itself: cold prompt and cache hit")
+    floor = await cold_versus_hit(servers, prompt_words=plan.prompt_words, repeat=options.repeats)
     samples = samples_of(main, chosen=lost_calls)
     return build_result(
         "tool-pause",
         main,
         samples,
         notes=(*_arm_notes(), *_tool_pause_notes(plan, main)),
-        summary=_tool_pause_summary(main, samples),
+        summary={**_tool_pause_summary(main, samples), "plain_other_words_cold_than_hit": floor},
         sweep=sorted(sweep, key=lambda row: row["pressing_threads"]),
     )
 
@@ -124,17 +139,21 @@ async def no_pressure(servers: Servers, options: BenchOptions, on_progress: Prog
 Workload = Callable[[Servers, BenchOptions, Progress], Awaitable[BenchResult]]
 
 BENCHES: Final[Mapping[str, Workload]] = {"no-pressure": no_pressure, "tool-pause": tool_pause}
+#: The bench that needs no engine.
+SAVER_BENCH: Final = "saver"
 
 
 def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchResult:
-    """Start the servers, run one workload, stop the servers.
+    """Start the servers that a workload needs, run it, stop the servers.
 
     Raises:
-        ConfigError: if the name is unknown.
+        ConfigError: if the name is unknown, or a package that an arm needs is not installed.
         LaunchError: if a server does not start.
     """
+    if name == SAVER_BENCH:
+        return run_saver_bench(SaverBenchPlan(marks=options.turns, repeats=options.repeats), on_progress)
     if name not in BENCHES:
-        raise ConfigError(f"unknown workload {name!r}; allowed are {', '.join(sorted(BENCHES))}")
+        raise ConfigError(f"unknown workload {name!r}; allowed are {', '.join(sorted([*BENCHES, SAVER_BENCH]))}")
 
     async def run(servers: Servers) -> BenchResult:
         return await BENCHES[name](servers, options, on_progress)

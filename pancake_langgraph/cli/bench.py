@@ -1,4 +1,4 @@
-"""`pancake bench NAME`: run a workload on the real engine and print what it measured."""
+"""`pancake bench NAME`: run a workload and print what it measured."""
 
 from __future__ import annotations
 
@@ -28,8 +28,19 @@ if TYPE_CHECKING:
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024), help="Threads per engine.")
-def bench(name: str, repeats: int, sweep_repeats: int, json_file: Path | None, dtype: str, threads: int) -> None:
-    """Run workload NAME (tool-pause, no-pressure) with all arms interleaved.
+@click.option("--chunk-tokens", default=64, show_default=True, type=int, help="Chunk of the cache server, in tokens.")
+@click.option("--turns", default="10,100,1000", show_default=True, help="Lengths at which `saver` is measured.")
+def bench(
+    name: str,
+    repeats: int,
+    sweep_repeats: int,
+    json_file: Path | None,
+    dtype: str,
+    threads: int,
+    chunk_tokens: int,
+    turns: str,
+) -> None:
+    """Run workload NAME (tool-pause, no-pressure, saver) with all arms interleaved.
 
     The exit status is 0 whatever the figures say; it is not 0 when the run itself failed.
     """
@@ -40,7 +51,14 @@ def bench(name: str, repeats: int, sweep_repeats: int, json_file: Path | None, d
     logging.basicConfig(level=logging.WARNING)
     progress = Console(stderr=True)
     try:
-        options = BenchOptions(repeats=repeats, sweep_repeats=sweep_repeats, dtype=dtype, num_threads=threads)
+        options = BenchOptions(
+            repeats=repeats,
+            sweep_repeats=sweep_repeats,
+            dtype=dtype,
+            num_threads=threads,
+            chunk_tokens=chunk_tokens,
+            turns=_numbers(turns),
+        )
         result = run_bench(name, options, lambda text: progress.log(text, highlight=False))
     except PancakeError as exc:
         raise click.ClickException(str(exc)) from exc
@@ -51,15 +69,25 @@ def bench(name: str, repeats: int, sweep_repeats: int, json_file: Path | None, d
         console.print(f"written: {json_file}")
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the whole numbers of a list with commas."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        raise click.UsageError(f"--turns: got {text!r}, allowed are whole numbers with commas, as in 10,100") from exc
+
+
 def show(result: BenchResult, console: Console) -> None:
     """Print tables, sweep, outcomes and notes."""
     from pancake_langgraph.bench.render import arms_table, ratios_table
 
     console.print(arms_table(result))
-    console.print(ratios_table(result))
+    if result.ratios:
+        console.print(ratios_table(result))
     for row in result.sweep or ():
         console.print(row)
-    console.print(f"outcomes: {dict(result.outcomes)}")
+    if result.outcomes:
+        console.print(f"outcomes: {dict(result.outcomes)}")
     console.print(f"summary: {result.summary}")
     for note in result.notes:
         console.print(f"- {note}")

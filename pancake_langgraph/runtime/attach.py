@@ -22,6 +22,7 @@ def attach(graph: G, *, runtime: Runtime | None = None, **settings: Any) -> G:
     The result is a copy made by `with_config`: same type, same results, same checkpoints; the graph given is not
     changed.  Keyword arguments are fields of `RuntimeSettings`; what is not given comes from `PANCAKE_*` variables.
     A runtime given stays the caller's to close; one made here ends with the process, or by `runtime_of(g).close()`.
+    A checkpointer that tells what it stored (`PancakeSaver`, or any other in `observe`) is listened to.
 
     Raises:
         TopologyError: if `graph` is not a compiled graph.
@@ -38,6 +39,7 @@ def attach(graph: G, *, runtime: Runtime | None = None, **settings: Any) -> G:
         raise ConfigError("this graph is attached already; close its runtime and attach the original graph again")
     chosen = runtime or Runtime(settings_from_env(**settings))
     handler = chosen.handler(graph_id=chosen.learn_topology(read_topology(graph)))
+    chosen.listen_to(getattr(graph, "checkpointer", None))
     return graph.with_config(callbacks=[handler])  # added to the graph's own
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pancake_langgraph._clock import Clock, MonotonicClock
 from pancake_langgraph._errors import PancakeError
-from pancake_langgraph._types import Outcome
+from pancake_langgraph._types import Outcome, ThreadId
 from pancake_langgraph.config import EngineFacts, Resolved, RuntimeSettings, resolve
 from pancake_langgraph.engines.base import Capabilities, Engine, ReportsEvictions
 from pancake_langgraph.engines.registry import create_engine
@@ -21,12 +21,15 @@ from pancake_langgraph.ledger import Ledger, LedgerStatistics, SpanKind
 from pancake_langgraph.runtime.actor import Actor
 from pancake_langgraph.runtime.background import BackgroundLoop
 from pancake_langgraph.runtime.handler import RuntimeHandler
-from pancake_langgraph.runtime.signals import Signal
+from pancake_langgraph.runtime.signals import Routed, Signal
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.runtime.watcher import Watcher
 from pancake_langgraph.tiers.base import Tier
 from pancake_langgraph.tiers.registry import create_tier
 from pancake_langgraph.topology import Topology
+
+if TYPE_CHECKING:
+    from pancake_langgraph.checkpoint.core import Stored
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +100,7 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probing = asyncio.Lock()
         self._draining = False
+        self._heard: dict[int, Callable[[], None]] = {}
         self._closed = False
 
     # -- the outside ----------------------------------------------------------------------------------------------
@@ -115,6 +119,12 @@ class Runtime:
             handoff.tool for node in topology.nodes for handoff in node.handoffs
         )
         return graph_id
+
+    def listen_to(self, saver: object) -> None:
+        """Take in what a saver tells it stored; ignored where it tells nothing (it needs `subscribe`)."""
+        subscribe = getattr(saver, "subscribe", None)
+        if callable(subscribe) and id(saver) not in self._heard:
+            self._heard[id(saver)] = subscribe(self._saved)
 
     def start(self) -> Resolved:
         """Start now and wait until the engine was probed; otherwise both happen with the first run.
@@ -167,6 +177,8 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
+        for unsubscribe in self._heard.values():
+            unsubscribe()
         try:
             if self._actor is not None and self._background.is_running:
                 self._background.run(self._shutdown()).result(_CLOSE_TIMEOUT_S)
@@ -196,6 +208,12 @@ class Runtime:
         """Return what each request should ask the engine for, or `None`."""
         resolved = self._state.resolved
         return {"return_token_ids": True} if resolved is not None and resolved.ask_token_ids else None
+
+    def _saved(self, stored: Stored) -> None:
+        if stored.next_nodes:
+            self.post(
+                Routed(self._clock.now_s(), ThreadId(stored.thread_id), stored.spot.checkpoint_ns, stored.next_nodes)
+            )
 
     # -- on the background loop -------------------------------------------------------------------------------------
 

@@ -79,4 +79,14 @@ class Closed:
     answer: AIMessage | None = None
 
 
-Signal = Opened | Requested | FirstPiece | ToolNamed | Measured | Closed
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A saver stored what makes `nodes` run next, in the graph that runs under `checkpoint_ns`."""
+
+    at_s: float
+    thread_id: ThreadId
+    checkpoint_ns: str
+    nodes: tuple[str, ...]
+
+
+Signal = Opened | Requested | FirstPiece | ToolNamed | Measured | Closed | Routed

@@ -64,6 +64,13 @@ class SpanBook:
         run_id = self._nodes.get((thread_id, checkpoint_ns))
         return self._open.get(run_id) if run_id else None
 
+    def run_of(self, thread_id: str) -> OpenSpan | None:
+        """Return the open run of a thread that began last."""
+        for span in reversed(self._open.values()):
+            if span.opened.kind is SpanKind.RUN and span.opened.thread_id == thread_id:
+                return span
+        return None
+
     def _parent_of(self, signal: Opened) -> OpenSpan | None:
         """Return the nearest open ancestor: by run id, or by namespace where runs in between were not reported."""
         if signal.parent_id is None:

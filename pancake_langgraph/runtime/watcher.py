@@ -16,7 +16,7 @@ from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.prompts.wire_form import wire_form
 from pancake_langgraph.runtime.actor import Actor
 from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
-from pancake_langgraph.runtime.signals import Closed, FirstPiece, Measured, Opened, Requested, Signal, ToolNamed
+from pancake_langgraph.runtime.signals import Closed, FirstPiece, Measured, Opened, Requested, Routed, Signal, ToolNamed
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import DEFAULT_MAX_OUTPUT_TOKENS, Call, State, estimated_tokens
 
@@ -69,6 +69,8 @@ class Watcher:
             self._tool_named(signal)
         elif isinstance(signal, Measured):
             self._measured(signal)
+        elif isinstance(signal, Routed):
+            self._routed(signal)
         else:
             self._closed(signal)
 
@@ -135,7 +137,10 @@ class Watcher:
         same_level = parent_namespace(node) == strip_task_ids(around)
         place = Place(thread_id, around if same_level else ANYWHERE, node)
         known = self._state.expectations
-        if known.at(place) or known.at(Place(thread_id, ANYWHERE, node)):
+        if already := (*known.at(place), *known.at(Place(thread_id, ANYWHERE, node))):
+            for expectation in already:
+                expectation.p_next = max(expectation.p_next, candidate.p_next)
+                expectation.is_branch = expectation.is_branch and candidate.p_next < CERTAIN
             return
         if any(call.place.node == node for call in self._calls_of(thread_id)):
             return
@@ -169,6 +174,18 @@ class Watcher:
                     continue
                 eta_at_s = signal.at_s + quantiles.p50_s
                 expectation.eta_at_s = max(expectation.eta_at_s or eta_at_s, eta_at_s)
+        self._actor.poke()
+
+    def _routed(self, signal: Routed) -> None:
+        """The next nodes are stored: no guess any more, also while sibling tasks of the step still work."""
+        span = self._state.spans.run_of(signal.thread_id)
+        if span is None:
+            return
+        level = strip_task_ids(signal.checkpoint_ns)
+        for name in signal.nodes:
+            node = NodeId(f"{level}|{name}" if level else name)
+            certain = Candidate(node=node, p_next=1.0, steps=1, eta_s=None, reason="stored by the saver")
+            self._expect_successor(certain, signal.thread_id, signal.checkpoint_ns, span, None)
         self._actor.poke()
 
     # -- model calls ----------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Where checkpoints live: the strict codec, content-addressed elements, and the stores."""

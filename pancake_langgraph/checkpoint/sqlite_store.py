@@ -1,0 +1,456 @@
+"""Checkpoints in one SQLite file (or in memory), for any number of threads and processes.
+
+Write-ahead logging lets readers go on while one writes; every acknowledged write is on disk (`synchronous=FULL`).  One
+connection per store, used under a lock that no method holds when it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from pancake_langgraph._errors import CorruptCheckpoint, SchemaMismatch, StoreUnavailable, ThreadDeleted
+from pancake_langgraph.checkpoint.rows import (
+    CheckpointRow,
+    PutCheckpoint,
+    PutWrites,
+    Removal,
+    Spot,
+    ThreadContent,
+    WriteRow,
+)
+from pancake_langgraph.checkpoint.store import StaleNeed, late_put, late_writes
+
+#: "PCKS": tells a file of ours from any other.
+APPLICATION_ID: Final = 0x50434B53
+SCHEMA_VERSION: Final = 1
+BUSY_TIMEOUT_S: Final = 30.0
+#: How long a deleted thread refuses late writes.
+DELETION_KEPT_S: Final = 86_400.0
+_PAGE: Final = 500
+
+_SCHEMA: Final = (
+    """CREATE TABLE threads (
+        thread INTEGER PRIMARY KEY, thread_id TEXT NOT NULL UNIQUE, expires_at_s REAL,
+        deletion_id TEXT, deleted_at_s REAL)""",
+    """CREATE TABLE checkpoints (
+        thread INTEGER NOT NULL, checkpoint_ns TEXT NOT NULL, checkpoint_id TEXT NOT NULL, parent_id TEXT,
+        run_id TEXT NOT NULL, is_hidden INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (thread, checkpoint_ns, checkpoint_id))""",
+    "CREATE INDEX checkpoints_by_id ON checkpoints (thread, checkpoint_id)",
+    "CREATE INDEX checkpoints_by_run ON checkpoints (run_id) WHERE run_id <> ''",
+    """CREATE TABLE writes (
+        thread INTEGER NOT NULL, checkpoint_ns TEXT NOT NULL, checkpoint_id TEXT NOT NULL, task_id TEXT NOT NULL,
+        idx INTEGER NOT NULL, task_path TEXT NOT NULL, channel TEXT NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (thread, checkpoint_ns, checkpoint_id, task_id, idx)) WITHOUT ROWID""",
+    "CREATE TABLE elements (thread INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL, PRIMARY KEY (thread, hash))",
+    """CREATE TABLE dead (
+        thread INTEGER NOT NULL, checkpoint_id TEXT NOT NULL, PRIMARY KEY (thread, checkpoint_id)) WITHOUT ROWID""",
+)
+_CONTENT_TABLES: Final = ("checkpoints", "writes", "elements")
+_ROW: Final = "checkpoint_ns, checkpoint_id, parent_id, run_id, is_hidden, body"
+_WRITE: Final = "checkpoint_ns, checkpoint_id, task_path, task_id, idx, channel, body"
+
+
+class SqliteStore:
+    """The port `Store` over SQLite.  `path` is a file, made when missing, or `:memory:`."""
+
+    def __init__(self, path: str) -> None:
+        """Remember the path; nothing is opened."""
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """See `Store.open`."""
+        with self._session():
+            pass
+
+    def close(self) -> None:
+        """See `Store.close`.  Content of `:memory:` is gone."""
+        with self._lock:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[sqlite3.Connection]:
+        """Hold the lock and yield the connection; turn SQLite's errors into ours."""
+        with self._lock:
+            try:
+                if self._connection is None or self._pid != os.getpid():  # a fork must not share the parent's
+                    self._connection, self._pid = self._connect(), os.getpid()
+                yield self._connection
+            except sqlite3.Error as exc:
+                raise self._translated(exc) from exc
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection inside one write transaction."""
+        with self._session() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection inside one consistent view."""
+        with self._session() as connection:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.execute("COMMIT")
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        if not self._is_ours(connection):
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("BEGIN IMMEDIATE")
+            if not self._is_ours(connection):  # else another process was faster
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    def _is_ours(self, connection: sqlite3.Connection) -> bool:
+        """Say whether the schema is there.
+
+        Raises:
+            SchemaMismatch: if the file is something else, or of a later version.
+        """
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if application == APPLICATION_ID:
+            if version != SCHEMA_VERSION:
+                raise SchemaMismatch(
+                    f"{self.path} has schema version {version}, this package reads {SCHEMA_VERSION}; "
+                    "install the version of pancake-langgraph that wrote it, or a later one"
+                )
+            return True
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application or version or tables:
+            raise SchemaMismatch(
+                f"{self.path} was made by another program ({tables} tables, application id {application:#x}); "
+                "name a new file, and bring threads over with `pancake threads import`"
+            )
+        return False
+
+    def _translated(self, exc: sqlite3.Error) -> Exception:
+        text = str(exc)
+        if "not a database" in text:
+            return SchemaMismatch(f"{self.path} is not a SQLite database; name a new file")
+        if "malformed" in text:
+            return CorruptCheckpoint(f"{self.path} is damaged ({text}); restore it from a copy")
+        remedy = {
+            "readonly": "make the file and its folder writable",
+            "full": "free some space; the thread can be resumed then",
+            "unable to open": "the folder has to exist and to be writable",
+            "locked": f"another process held it for {BUSY_TIMEOUT_S:g} s; end that one",
+        }
+        hint = next((fix for key, fix in remedy.items() if key in text), "nothing of this step was stored")
+        return StoreUnavailable(f"{self.path}: {text}; {hint}")
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def put_checkpoint(self, put: PutCheckpoint, *, expires_at_s: float | None) -> None:
+        """See `Store.put_checkpoint`."""
+        row = put.row
+        refused: ThreadDeleted | None = None
+        with self._writing() as connection:
+            thread, deletion_id = _thread(connection, put.thread_id, expires_at_s)
+            if deletion_id is not None:
+                parent = row.parent_id is None or _exists(
+                    connection, thread, row.spot._replace(checkpoint_id=row.parent_id)
+                )
+                if not parent or row.spot.checkpoint_id <= deletion_id:
+                    connection.execute("INSERT OR IGNORE INTO dead VALUES (?, ?)", (thread, row.spot.checkpoint_id))
+                    connection.execute(
+                        "DELETE FROM writes WHERE thread = ? AND checkpoint_id = ?", (thread, row.spot.checkpoint_id)
+                    )
+                    refused = late_put(put.thread_id, row.spot)
+            if refused is None:
+                if put.needs is not None and not _exists(connection, thread, put.needs):
+                    raise StaleNeed
+                _insert(connection, thread, put.elements)
+                connection.execute(
+                    f"INSERT OR REPLACE INTO checkpoints (thread, {_ROW}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (thread, *row.spot, row.parent_id, row.run_id, row.is_hidden, row.body),
+                )
+        if refused is not None:
+            raise refused
+
+    def put_writes(self, put: PutWrites, *, expires_at_s: float | None) -> None:
+        """See `Store.put_writes`."""
+        with self._writing() as connection:
+            thread, deletion_id = _thread(connection, put.thread_id, expires_at_s)
+            for spot in {row.spot for row in put.rows} if deletion_id is not None else ():
+                dead = "SELECT 1 FROM dead WHERE thread = ? AND checkpoint_id = ?"
+                is_dead = (
+                    spot.checkpoint_id <= (deletion_id or "")
+                    or connection.execute(dead, (thread, spot.checkpoint_id)).fetchone()
+                )
+                if is_dead and not _exists(connection, thread, spot):
+                    raise late_writes(put.thread_id, spot)
+            _insert(connection, thread, put.elements)
+            for verb, rows in (
+                ("INSERT OR REPLACE", [row for row in put.rows if row.idx < 0]),
+                ("INSERT OR IGNORE", [row for row in put.rows if row.idx >= 0]),
+            ):
+                connection.executemany(
+                    f"{verb} INTO writes (thread, {_WRITE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    [(thread, *w.spot, w.task_path, w.task_id, w.idx, w.channel, w.body) for w in rows],
+                )
+
+    def delete_thread(self, thread_id: str, *, deletion_id: str) -> None:
+        """See `Store.delete_thread`."""
+        with self._writing() as connection:
+            thread, _ = _thread(connection, thread_id, None)
+            _clear(connection, thread)
+            connection.execute(
+                "UPDATE threads SET expires_at_s = NULL, deletion_id = ?, deleted_at_s = ? WHERE thread = ?",
+                (deletion_id, time.time(), thread),
+            )
+
+    def rewrite_thread(self, thread_id: str, decide: Callable[[ThreadContent], Removal]) -> None:
+        """See `Store.rewrite_thread`."""
+        with self._writing() as connection:
+            thread = _find(connection, thread_id)
+            if thread is None:
+                return
+            removal = decide(_content(connection, thread))
+            for table in ("checkpoints", "writes"):
+                connection.executemany(
+                    f"DELETE FROM {table} WHERE thread = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
+                    [(thread, *spot) for spot in removal.checkpoints],
+                )
+            connection.executemany(
+                "UPDATE checkpoints SET is_hidden = 1 WHERE thread = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
+                [(thread, *spot) for spot in removal.hide],
+            )
+            connection.executemany(
+                "DELETE FROM elements WHERE thread = ? AND hash = ?", [(thread, digest) for digest in removal.elements]
+            )
+
+    def write_thread(self, thread_id: str, content: ThreadContent, *, expires_at_s: float | None) -> None:
+        """See `Store.write_thread`."""
+        with self._writing() as connection:
+            thread, _ = _thread(connection, thread_id, None)
+            _clear(connection, thread)
+            connection.execute(
+                "UPDATE threads SET expires_at_s = ?, deletion_id = NULL, deleted_at_s = NULL WHERE thread = ?",
+                (expires_at_s, thread),
+            )
+            _insert(connection, thread, content.elements)
+            connection.executemany(
+                f"INSERT INTO checkpoints (thread, {_ROW}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(thread, *r.spot, r.parent_id, r.run_id, r.is_hidden, r.body) for r in content.rows],
+            )
+            connection.executemany(
+                f"INSERT INTO writes (thread, {_WRITE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [(thread, *w.spot, w.task_path, w.task_id, w.idx, w.channel, w.body) for w in content.writes],
+            )
+
+    def touch(self, thread_id: str, *, expires_at_s: float) -> None:
+        """See `Store.touch`."""
+        with self._writing() as connection:
+            connection.execute("UPDATE threads SET expires_at_s = ? WHERE thread_id = ?", (expires_at_s, thread_id))
+
+    def expire(self, *, now_s: float) -> int:
+        """See `Store.expire`.  Also forgets deletions of long ago."""
+        with self._writing() as connection:
+            due = [t for (t,) in connection.execute("SELECT thread FROM threads WHERE expires_at_s <= ?", (now_s,))]
+            for thread in due:
+                _forget(connection, thread)
+            old = [
+                t
+                for (t,) in connection.execute(
+                    """SELECT thread FROM threads t WHERE deleted_at_s <= ?
+                    AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread = t.thread)""",
+                    (now_s - DELETION_KEPT_S,),
+                )
+            ]
+            for thread in old:
+                _forget(connection, thread)
+        return len(due)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def get_checkpoint(self, thread_id: str, checkpoint_ns: str, checkpoint_id: str | None) -> CheckpointRow | None:
+        """See `Store.get_checkpoint`."""
+        with self._session() as connection:
+            thread = _find(connection, thread_id)
+            if thread is None:
+                return None
+            query = f"SELECT {_ROW} FROM checkpoints WHERE thread = ? AND checkpoint_ns = ?"
+            if checkpoint_id is None:
+                query += " AND is_hidden = 0 ORDER BY checkpoint_id DESC LIMIT 1"
+                found = connection.execute(query, (thread, checkpoint_ns)).fetchone()
+            else:
+                query += " AND checkpoint_id = ?"
+                found = connection.execute(query, (thread, checkpoint_ns, checkpoint_id)).fetchone()
+            return None if found is None else _row(found)
+
+    def get_writes(self, thread_id: str, spot: Spot) -> tuple[WriteRow, ...]:
+        """See `Store.get_writes`."""
+        with self._session() as connection:
+            thread = _find(connection, thread_id)
+            if thread is None:
+                return ()
+            found = connection.execute(
+                f"SELECT {_WRITE} FROM writes WHERE thread = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
+                " ORDER BY task_path, task_id, idx",
+                (thread, *spot),
+            ).fetchall()
+            return tuple(_write(values) for values in found)
+
+    def get_elements(self, thread_id: str, hashes: Collection[bytes]) -> Mapping[bytes, bytes]:
+        """See `Store.get_elements`."""
+        wanted = list(hashes)
+        found: dict[bytes, bytes] = {}
+        with self._session() as connection:
+            thread = _find(connection, thread_id)
+            if thread is None:
+                return found
+            for start in range(0, len(wanted), _PAGE):
+                page = wanted[start : start + _PAGE]
+                marks = ", ".join("?" * len(page))
+                query = f"SELECT hash, data FROM elements WHERE thread = ? AND hash IN ({marks})"
+                found.update(connection.execute(query, (thread, *page)))
+        return found
+
+    def list_checkpoints(
+        self, thread_id: str, checkpoint_ns: str | None, *, before_id: str | None, limit: int
+    ) -> Sequence[CheckpointRow]:
+        """See `Store.list_checkpoints`."""
+        with self._session() as connection:
+            thread = _find(connection, thread_id)
+            if thread is None:
+                return ()
+            values: list[object] = [thread]
+            query = f"SELECT {_ROW} FROM checkpoints WHERE thread = ? AND is_hidden = 0"
+            if checkpoint_ns is not None:
+                query += " AND checkpoint_ns = ?"
+                values.append(checkpoint_ns)
+            if before_id is not None:
+                query += " AND checkpoint_id < ?"
+                values.append(before_id)
+            query += " ORDER BY checkpoint_id DESC, checkpoint_ns LIMIT ?"
+            return tuple(_row(found) for found in connection.execute(query, (*values, limit)))
+
+    def threads(self) -> Iterator[str]:
+        """See `Store.threads`."""
+        last = 0
+        while True:
+            with self._session() as connection:
+                page = connection.execute(
+                    """SELECT thread, thread_id FROM threads t WHERE thread > ? AND coalesce(expires_at_s, 9e99) > ?
+                    AND (EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread = t.thread)
+                      OR EXISTS (SELECT 1 FROM writes w WHERE w.thread = t.thread)) ORDER BY thread LIMIT ?""",
+                    (last, time.time(), _PAGE),
+                ).fetchall()
+            if not page:
+                return
+            last = page[-1][0]
+            yield from (thread_id for _, thread_id in page)
+
+    def threads_of_run(self, run_id: str) -> Sequence[str]:
+        """See `Store.threads_of_run`."""
+        with self._session() as connection:
+            query = """SELECT DISTINCT thread_id FROM threads JOIN checkpoints USING (thread)
+                WHERE run_id = ? AND run_id <> '' ORDER BY thread_id"""
+            return tuple(thread_id for (thread_id,) in connection.execute(query, (run_id,)))
+
+    def read_thread(self, thread_id: str) -> ThreadContent:
+        """See `Store.read_thread`."""
+        with self._reading() as connection:
+            thread = _find(connection, thread_id)
+            return ThreadContent((), (), {}) if thread is None else _content(connection, thread)
+
+
+def _find(connection: sqlite3.Connection, thread_id: str) -> int | None:
+    """Return the thread's number; `None` if it is not known, or its time has come."""
+    query = "SELECT thread FROM threads WHERE thread_id = ? AND coalesce(expires_at_s, 9e99) > ?"
+    found = connection.execute(query, (thread_id, time.time())).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _thread(connection: sqlite3.Connection, thread_id: str, expires_at_s: float | None) -> tuple[int, str | None]:
+    """Return the number of a thread to write to, made when missing, and the id minted when it was deleted, if it was."""
+    query = "SELECT thread, deletion_id, expires_at_s FROM threads WHERE thread_id = ?"
+    found = connection.execute(query, (thread_id,)).fetchone()
+    if found is not None and found[2] is not None and found[2] <= time.time():
+        _forget(connection, found[0])
+        found = None
+    if found is None:
+        insert = "INSERT INTO threads (thread_id, expires_at_s) VALUES (?, ?)"
+        return int(connection.execute(insert, (thread_id, expires_at_s)).lastrowid or 0), None
+    if expires_at_s is not None:
+        connection.execute("UPDATE threads SET expires_at_s = ? WHERE thread = ?", (expires_at_s, found[0]))
+    return int(found[0]), found[1]
+
+
+def _forget(connection: sqlite3.Connection, thread: int) -> None:
+    _clear(connection, thread)
+    connection.execute("DELETE FROM threads WHERE thread = ?", (thread,))
+
+
+def _clear(connection: sqlite3.Connection, thread: int) -> None:
+    for table in (*_CONTENT_TABLES, "dead"):
+        connection.execute(f"DELETE FROM {table} WHERE thread = ?", (thread,))
+
+
+def _exists(connection: sqlite3.Connection, thread: int, spot: Spot) -> bool:
+    query = "SELECT 1 FROM checkpoints WHERE thread = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
+    return connection.execute(query, (thread, *spot)).fetchone() is not None
+
+
+def _insert(connection: sqlite3.Connection, thread: int, elements: Mapping[bytes, bytes]) -> None:
+    connection.executemany(
+        "INSERT OR IGNORE INTO elements VALUES (?, ?, ?)", [(thread, digest, data) for digest, data in elements.items()]
+    )
+
+
+def _content(connection: sqlite3.Connection, thread: int) -> ThreadContent:
+    rows = connection.execute(f"SELECT {_ROW} FROM checkpoints WHERE thread = ? ORDER BY checkpoint_id", (thread,))
+    writes = connection.execute(f"SELECT {_WRITE} FROM writes WHERE thread = ? ORDER BY checkpoint_id", (thread,))
+    elements = connection.execute("SELECT hash, data FROM elements WHERE thread = ?", (thread,))
+    return ThreadContent(
+        tuple(_row(found) for found in rows), tuple(_write(found) for found in writes), dict(elements.fetchall())
+    )
+
+
+def _row(found: tuple[str, str, str | None, str, int, bytes]) -> CheckpointRow:
+    checkpoint_ns, checkpoint_id, parent_id, run_id, is_hidden, body = found
+    return CheckpointRow(Spot(checkpoint_ns, checkpoint_id), parent_id, run_id, body, is_hidden=bool(is_hidden))
+
+
+def _write(found: tuple[str, str, str, str, int, str, bytes]) -> WriteRow:
+    checkpoint_ns, checkpoint_id, task_path, task_id, idx, channel, body = found
+    return WriteRow(Spot(checkpoint_ns, checkpoint_id), task_path, task_id, idx, channel, body)
