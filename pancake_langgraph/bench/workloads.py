@@ -31,12 +31,12 @@ from pancake_langgraph.weights.smollm import prepare_smollm
 
 #: SmolLM2-135M: 30 layers, 3 KV heads of 64, keys and values, two bytes a number (four in float32).
 KV_TOKEN_BYTES: Final[Mapping[str, int]] = {"bfloat16": 23_040, "float32": 46_080}
-POOL_TOKENS: Final = 9_000
+POOL_TOKENS: Final = 10_500
 BLOCK_SIZE_TOKENS: Final = 32
 #: Share of its prompt under which a call counts as having lost its context.
 LOST_RATIO: Final = 0.5
 #: Points of the sweep beside the main one: from no pressure at all to a live set of twice the pool.
-SWEEP_PRESSING: Final = (0, 1, 5)
+SWEEP_PRESSING: Final = (0, 1, 4, 6)
 ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE)
 
 
@@ -52,7 +52,7 @@ class BenchOptions:
     sweep_repeats: int = 0
     dtype: str = "bfloat16"
     num_threads: int = 1
-    chunk_tokens: int = 64
+    chunk_tokens: int = 32
     model_dir: Path | None = None
     turns: tuple[int, ...] = SaverBenchPlan().marks
 

@@ -26,10 +26,15 @@ def write_for(kind: type) -> Write | None:
     return _write_scalar if issubclass(kind, numpy.generic) else None
 
 
-def _description(writer: Writer, kind: type, dtype: Any) -> tuple[Any, Any]:
-    """Return what describes a dtype, and the dtype that comes of it."""
+def _format() -> Any:
     from numpy.lib import format as npy
 
+    return npy
+
+
+def _description(writer: Writer, kind: type, dtype: Any) -> tuple[Any, Any]:
+    """Return what describes a dtype, and the dtype that comes of it."""
+    npy = _format()
     if dtype.hasobject or dtype.kind not in _KINDS or dtype.metadata or not dtype.itemsize:
         raise writer.refusal(kind, f"its dtype is {str(dtype)[:80]}. {_ADVICE}")
     described = npy.dtype_to_descr(dtype)
@@ -43,7 +48,7 @@ def _write_array(writer: Writer, value: Any, depth: int) -> Ext:
     described, _ = _description(writer, type(value), value.dtype)
     is_fortran = value.flags.f_contiguous and not value.flags.c_contiguous
     order = "F" if is_fortran else "C"
-    raw = value.tobytes(order)
+    raw = _without_padding(value).tobytes(order)
     return Ext(
         Code.ARRAY, pack([writer.wrap(described, depth), list(value.shape), order, bool(value.flags.writeable), raw])
     )
@@ -59,10 +64,21 @@ def _write_scalar(writer: Writer, value: Any, depth: int) -> Ext:
     if kind is np.bytes_:
         return Ext(Code.SCALAR, pack(["bytes", value.tobytes()]))
     described, dtype = _description(writer, kind, value.dtype)
-    raw = value.tobytes()
+    raw = _without_padding(value).tobytes()
     if type(_zero_dimensional(dtype, raw)) is not kind:
         raise writer.refusal(kind, f"it reads back as another type of scalar. {_ADVICE}")
     return Ext(Code.SCALAR, pack([writer.wrap(described, depth), raw]))
+
+
+def _without_padding(value: Any) -> Any:
+    """Return a record or array whose bytes between fields are zero: they hold whatever was in memory before."""
+    if value.dtype.names is None:
+        return value
+    import numpy as np
+
+    clean = np.zeros(value.shape, value.dtype)
+    clean[...] = value
+    return clean
 
 
 def _zero_dimensional(dtype: Any, raw: bytes) -> Any:
@@ -72,9 +88,7 @@ def _zero_dimensional(dtype: Any, raw: bytes) -> Any:
 
 
 def _dtype(described: Any) -> Any:
-    from numpy.lib import format as npy
-
-    dtype = npy.descr_to_dtype(described)
+    dtype = _format().descr_to_dtype(described)
     if dtype.hasobject or dtype.kind not in _KINDS or not dtype.itemsize:
         raise ValueError("not a dtype that is ever stored")
     return dtype
@@ -90,7 +104,7 @@ def _read_array(reader: Reader, data: bytes) -> object:
         raise ValueError("not an array")
     if math.prod(shape) * dtype.itemsize != len(raw) or order not in ("C", "F"):
         raise ValueError("size and shape of an array do not agree")
-    array = np.ndarray(tuple(shape), dtype, buffer=raw, order=order).copy(order="K")
+    array: Any = np.ndarray(tuple(shape), dtype, buffer=raw, order=order).copy(order="K")
     array.flags.writeable = is_writeable is True
     return array
 

@@ -10,10 +10,10 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, Flag
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic_core import PydanticUndefined
 
 from pancake_langgraph._errors import StateTypeError
@@ -95,7 +95,7 @@ def _take(reader: Reader, name: TypeName, stored: dict[str, Any], defaults: Mapp
         if field in stored:
             fields[field] = stored[field]
         elif default is not None:
-            fields[field] = _made(reader, name, field, lambda made=default: made(fields))
+            fields[field] = _made(reader, name, field, partial(default, fields))
         else:
             raise _changed(reader, name, f"field {field!r} was not stored and has no default")
     return fields
@@ -278,11 +278,13 @@ def _is_cached(kind: type, name: str) -> bool:
 
 
 class _ModelPlan:
-    __slots__ = ("_defaults", "_has_extra", "_kind", "_name", "_private", "_trims")
+    __slots__ = ("_defaults", "_has_extra", "_is_root", "_kind", "_name", "_private", "_trims")
 
     def __init__(self, kind: Any, name: TypeName, *, trims: bool) -> None:
         self._kind = kind
         self._name = name
+        # Root models have no room for extras and private attributes.
+        self._is_root = issubclass(kind, RootModel)
         self._has_extra = kind.model_config.get("extra") == "allow"
         self._private: Mapping[str, Any] = kind.__private_attributes__
         self._defaults = {field: self._default(info) for field, info in kind.model_fields.items()}
@@ -299,7 +301,7 @@ class _ModelPlan:
             return _calling(info.default_factory)
         if info.default_factory is None and type(info.default) in PLAIN:
             return _constant(info.default)
-        return lambda fields: info.get_default(call_default_factory=True, validated_data=fields)
+        return lambda fields: _pydantic_default(info, fields)
 
     def write(self, writer: Writer, value: Any, depth: int) -> object:
         state = value.__dict__
@@ -361,17 +363,29 @@ class _ModelPlan:
         made = object.__new__(self._kind)
         _set(made, "__dict__", fields)
         _set(made, "__pydantic_fields_set__", marked)
+        if self._is_root:
+            return made
         _set(made, "__pydantic_extra__", dict(loose) if self._has_extra else None)
-        _set(made, "__pydantic_private__", self._privates(reader, private or {}))
+        _set(made, "__pydantic_private__", self._privates(reader, private or {}, fields))
         return made
 
-    def _privates(self, reader: Reader, stored: dict[str, Any]) -> dict[str, Any] | None:
+    def _privates(self, reader: Reader, stored: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any] | None:
         if stored.keys() - self._private.keys():
             _drop(self._name, stored.keys() - self._private.keys())
         if not self._private:
             return None
         found = {
-            name: stored[name] if name in stored else _made(reader, self._name, name, attribute.get_default)
+            name: stored[name]
+            if name in stored
+            else _made(reader, self._name, name, partial(_pydantic_default, attribute, fields))
             for name, attribute in self._private.items()
         }
         return {name: value for name, value in found.items() if value is not PydanticUndefined}
+
+
+def _pydantic_default(info: Any, fields: dict[str, Any]) -> Any:
+    """Return the default of a field or private attribute."""
+    factory = info.default_factory
+    if factory is None:
+        return info.get_default()
+    return factory(fields) if getattr(info, "default_factory_takes_validated_data", False) else factory()

@@ -224,7 +224,7 @@ class Core:
         for listener in tuple(self.listeners):
             try:
                 listener(stored)
-            except Exception:  # noqa: BLE001 - what watches must not fail what is watched
+            except Exception:
                 logger.warning("a listener of the saver failed", exc_info=True)
 
     def _sweep_sometimes(self) -> None:
@@ -386,8 +386,8 @@ class Core:
             for digest in hashes:
                 if digest not in found:
                     raise CorruptCheckpoint(
-                        f"thread {thread_id!r}: {len(hashes) - len(found)} stored parts are missing; the store has lost "
-                        "them (does the server evict keys when memory is full?); go back to an older checkpoint or "
+                        f"thread {thread_id!r}: {len(hashes) - len(found)} stored parts are missing; the store has "
+                        "lost them (does the server evict keys when memory is full?); go back to an older checkpoint or "
                         "restore the store from a copy"
                     )
             return {digest: self.open_element(thread_id, digest, data) for digest, data in found.items()}
@@ -458,13 +458,16 @@ def _stored(
         if known is not None and known.value is value:
             return replace(known, version=version)
         return remember_single(version, sink.single(codec.encode(value, channel=channel)), value)
+    if known is not None and known.is_front_of(value):
+        new = [sink.entry(codec.encode(item, channel=channel)) for item in value[len(known.items) :]]
+        full = (*known.entries, *new)
+        ref, leaves = sink.list_of(full, known.full_leaves)
+        return remember_list(version, StoredList(ref, full, leaves), value, known)
     entries = known.known_entries(value) if known is not None else [None] * len(value)
     kept = known.kept_leaves(entries) if known is not None else ()
-    is_grown = known is not None and all(entry is not None for entry in entries[: len(known.items)])
     full = tuple(
         sink.entry(codec.encode(item, channel=channel)) if entry is None else entry
         for item, entry in zip(value, entries, strict=True)
     )
     ref, leaves = sink.list_of(full, kept)
-    base = known if is_grown and known is not None and len(known.items) <= len(value) else None
-    return remember_list(version, StoredList(ref, full, leaves), value, base)
+    return remember_list(version, StoredList(ref, full, leaves), value)

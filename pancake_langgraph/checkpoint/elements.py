@@ -98,9 +98,8 @@ class ElementSink:
         """
         if len(entries) <= FANOUT:
             return Ref(RefKind.LEAF, ormsgpack.packb(list(entries))), ()
-        leaves = list(kept)
-        for start in range(len(kept) * FANOUT, len(entries), FANOUT):
-            leaves.append(self.add(ormsgpack.packb(list(entries[start : start + FANOUT]))))
+        starts = range(len(kept) * FANOUT, len(entries), FANOUT)
+        leaves = [*kept, *(self.add(ormsgpack.packb(list(entries[at : at + FANOUT]))) for at in starts)]
         full = tuple(leaves[: len(entries) // FANOUT])
         height = 0
         while len(leaves) > FANOUT:

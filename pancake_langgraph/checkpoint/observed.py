@@ -85,7 +85,7 @@ class ObservedSaver(BaseCheckpointSaver[Any]):
         for listener in tuple(self._listeners):
             try:
                 listener(stored)
-            except Exception:  # noqa: BLE001 - what watches must not fail what is watched
+            except Exception:
                 logger.warning("a listener of the saver failed", exc_info=True)
 
     # -- delegation -----------------------------------------------------------------------------------------------

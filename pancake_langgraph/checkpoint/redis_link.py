@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
 
 from pancake_langgraph._errors import CheckpointError, ConfigError, SchemaMismatch, StoreUnavailable
 
@@ -44,7 +43,8 @@ _TROUBLE: Final = {
     "NOAUTH": ("wants a password", "put it into the URL"),
     "MISCONF": ("cannot save to its disk and refuses writes", "free its disk, or see its log"),
     "BUSY": ("is busy with a script", "end that script"),
-    "MOVED": ("is a node of a cluster", "write the URL as redis+cluster://"),
+    "MovedError": ("is a node of a cluster", "write the URL as redis+cluster://"),
+    "AskError": ("is a node of a cluster", "write the URL as redis+cluster://"),
     "CROSSSLOT": ("is a cluster", "write the URL as redis+cluster://"),
 }
 
@@ -100,6 +100,8 @@ class Session:
         """
         replies = self._exchange((("MULTI",), *commands, ("EXEC",)))
         self.is_watching = False
+        if any(isinstance(reply, Exception) for reply in replies):
+            self.drop()  # the server may still be collecting
         self._raise_first(replies)
         if replies[-1] is None:
             return None
@@ -275,7 +277,7 @@ class RedisLink:
 
         if isinstance(exc, CheckpointError):
             return exc
-        if isinstance(exc, of_redis.AskError | of_redis.TryAgainError):  # MovedError is an AskError
+        if self.is_cluster and isinstance(exc, of_redis.AskError | of_redis.TryAgainError):  # MovedError is an AskError
             return Elsewhere()
         network = (of_redis.ConnectionError, of_redis.TimeoutError, of_redis.ClusterDownError, OSError)
         if isinstance(exc, (*network, of_redis.RedisClusterException)):
@@ -284,12 +286,15 @@ class RedisLink:
 
 
 def shown(url: str) -> str:
-    """Return a URL without its password and options."""
+    """Return a URL without its password and options; only its scheme where it is not clear which part is which."""
     scheme, _, rest = url.partition("://")
-    parts = urlsplit(f"x://{rest}")
-    user, at, host = parts.netloc.rpartition("@")
-    name = user.partition(":")[0]
-    return f"{scheme}://{name}{at if name else ''}{host}{parts.path}"
+    head, _, options = rest.partition("?")
+    login, at, place = head.rpartition("@")
+    host = place.partition("/")[0]
+    port = "" if host.endswith("]") else host.partition(":")[2].rpartition(":")[2]
+    is_clear = "/" not in login and (at or scheme == "unix" or "@" not in options) and (not port or port.isdigit())
+    name = login.partition(":")[0]
+    return f"{scheme}://{name}{at if name else ''}{place}" if is_clear else f"{scheme}://…"
 
 
 def translated(exc: Exception, place: str, timeout_s: float) -> CheckpointError:
@@ -303,7 +308,7 @@ def translated(exc: Exception, place: str, timeout_s: float) -> CheckpointError:
         return StoreUnavailable(
             f"{place} does not know the command {found[1].upper()}; use Redis 6 or later, or Valkey"
         )
-    if kind == "NoPermissionError" or word == "NOPERM":
+    if kind == "NoPermissionError" or re.search("NOPERM|no permissions", text, re.IGNORECASE):
         if found := re.search(r"['\"]([\w|]+)['\"] command|command ['\"]?([\w|]+)", text):
             command = found[1] or found[2]
             return StoreUnavailable(f"{place}: this user may not call {command.upper()}; allow it: +{command.lower()}")
@@ -322,8 +327,18 @@ def translated(exc: Exception, place: str, timeout_s: float) -> CheckpointError:
     return StoreUnavailable(f"{place} refused a command ({code}); see the server's log")
 
 
-def policy(link: RedisLink, key: bytes) -> str | None:
-    """Return the server's eviction policy, or `None` if this user may not know it."""
+def warn_if_evicting(link: RedisLink, key: bytes) -> None:
+    """Log a warning if the node that holds `key` may throw data away; nothing if this user may not know that."""
+    policy = _policy(link, key)
+    if policy not in (None, "noeviction"):
+        _log.warning(
+            "%s has maxmemory-policy %s: it may throw threads away when its memory is full; set it to noeviction",
+            link.shown,
+            policy,
+        )
+
+
+def _policy(link: RedisLink, key: bytes) -> str | None:
     for command in (("INFO", "memory"), ("CONFIG", "GET", "maxmemory-policy")):
         try:
             (reply,) = link.ask(key, command)

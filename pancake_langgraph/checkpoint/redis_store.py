@@ -7,7 +7,6 @@ not get into each other's way.  `redis_keys` describes the layout.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
@@ -28,7 +27,7 @@ from pancake_langgraph.checkpoint.redis_commands import (
     write_commands,
 )
 from pancake_langgraph.checkpoint.redis_keys import FORMAT, FORMAT_KEY, ThreadKeys, thread_keys
-from pancake_langgraph.checkpoint.redis_link import Command, RedisLink, Session, policy
+from pancake_langgraph.checkpoint.redis_link import Command, RedisLink, Session, warn_if_evicting
 from pancake_langgraph.checkpoint.redis_queries import (
     DELETION_KEPT_S,
     fetch,
@@ -49,8 +48,6 @@ from pancake_langgraph.checkpoint.rows import (
     WriteRow,
 )
 from pancake_langgraph.checkpoint.store import StaleNeed, late_put, late_writes
-
-_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -107,19 +104,15 @@ class RedisStore:
             self._link.close()
 
     def _check(self) -> None:
+        # Where MULTI alone is forbidden, the commands after it run one by one: find that out before anything is stored.
+        self._link.run(FORMAT_KEY, lambda session: session.multi([("GET", FORMAT_KEY)]))
         _, found = self._link.ask(FORMAT_KEY, ("SETNX", FORMAT_KEY, FORMAT), ("GET", FORMAT_KEY))
         if found != b"%d" % FORMAT:
             raise SchemaMismatch(
                 f"{self._link.shown} holds threads in format {found!r:.20}, this package reads {FORMAT}; "
                 "install a later pancake-langgraph, or use another database number"
             )
-        evicts = policy(self._link, FORMAT_KEY)
-        if evicts not in (None, "noeviction"):
-            _log.warning(
-                "%s has maxmemory-policy %s: it may throw threads away when its memory is full; set it to noeviction",
-                self._link.shown,
-                evicts,
-            )
+        warn_if_evicting(self._link, FORMAT_KEY)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 

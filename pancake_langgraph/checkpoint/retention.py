@@ -121,7 +121,7 @@ class _Opened(dict[bytes, bytes]):
 
 
 def copy_thread(core: Core, source_id: str, target_id: str) -> None:
-    """Copy everything of a thread, pending writes and hidden ancestors too.  A thread that holds nothing copies nothing.
+    """Copy everything of a thread, pending writes and hidden ancestors too; of an empty thread nothing.
 
     Raises:
         ConfigError: if the target is the source, or holds something already.
@@ -177,8 +177,8 @@ def delta_history(
         parent = core.store.get_checkpoint(thread_id, checkpoint_ns, row.parent_id)
         if parent is None:
             raise CorruptCheckpoint(
-                f"thread {thread_id!r}: checkpoint {row.parent_id}, from which channels {sorted(remaining)} are rebuilt, "
-                "is missing; restore the store from a copy, or go back to a checkpoint that loads"
+                f"thread {thread_id!r}: checkpoint {row.parent_id}, from which channels {sorted(remaining)} are "
+                "rebuilt, is missing; restore the store from a copy, or go back to a checkpoint that loads"
             )
         record = core.record(thread_id, parent)
         writes = [w for w in core.store.get_writes(thread_id, parent.spot) if w.channel in remaining]

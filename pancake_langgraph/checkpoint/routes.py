@@ -34,7 +34,7 @@ def next_of_checkpoint(values: Mapping[str, Any]) -> tuple[str, ...]:
             nodes.append(channel.removeprefix(_BRANCH))
         elif channel.startswith(_JOIN) and _is_released(value):
             sources, _, node = channel.removeprefix(_JOIN).rpartition(":")
-            seen = value[0] if isinstance(value, tuple | list) and len(value) == 2 else value  # noqa: PLR2004
+            seen = value[0] if isinstance(value, tuple | list) and len(value) == 2 else value
             if seen and set(sources.split("+")) == set(seen):
                 nodes.append(node)
         elif channel == _SENDS and isinstance(value, list):
@@ -44,4 +44,4 @@ def next_of_checkpoint(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _is_released(value: Any) -> bool:
     """A deferred node's channel is a pair whose second part says whether it may start."""
-    return not (isinstance(value, tuple | list) and len(value) == 2 and value[1] is False)  # noqa: PLR2004
+    return not (isinstance(value, tuple | list) and len(value) == 2 and value[1] is False)

@@ -6,15 +6,12 @@ connection per store, used under a lock that no method holds when it returns.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from pancake_langgraph._errors import CorruptCheckpoint, SchemaMismatch, StoreUnavailable, ThreadDeleted
+from pancake_langgraph._errors import ThreadDeleted
 from pancake_langgraph.checkpoint.rows import (
     CheckpointRow,
     PutCheckpoint,
@@ -24,34 +21,12 @@ from pancake_langgraph.checkpoint.rows import (
     ThreadContent,
     WriteRow,
 )
+from pancake_langgraph.checkpoint.sqlite_link import SqliteLink
 from pancake_langgraph.checkpoint.store import StaleNeed, late_put, late_writes
 
-#: "PCKS": tells a file of ours from any other.
-APPLICATION_ID: Final = 0x50434B53
-SCHEMA_VERSION: Final = 1
-BUSY_TIMEOUT_S: Final = 30.0
 #: How long a deleted thread refuses late writes.
 DELETION_KEPT_S: Final = 86_400.0
 _PAGE: Final = 500
-
-_SCHEMA: Final = (
-    """CREATE TABLE threads (
-        thread INTEGER PRIMARY KEY, thread_id TEXT NOT NULL UNIQUE, expires_at_s REAL,
-        deletion_id TEXT, deleted_at_s REAL)""",
-    """CREATE TABLE checkpoints (
-        thread INTEGER NOT NULL, checkpoint_ns TEXT NOT NULL, checkpoint_id TEXT NOT NULL, parent_id TEXT,
-        run_id TEXT NOT NULL, is_hidden INTEGER NOT NULL, body BLOB NOT NULL,
-        PRIMARY KEY (thread, checkpoint_ns, checkpoint_id))""",
-    "CREATE INDEX checkpoints_by_id ON checkpoints (thread, checkpoint_id)",
-    "CREATE INDEX checkpoints_by_run ON checkpoints (run_id) WHERE run_id <> ''",
-    """CREATE TABLE writes (
-        thread INTEGER NOT NULL, checkpoint_ns TEXT NOT NULL, checkpoint_id TEXT NOT NULL, task_id TEXT NOT NULL,
-        idx INTEGER NOT NULL, task_path TEXT NOT NULL, channel TEXT NOT NULL, body BLOB NOT NULL,
-        PRIMARY KEY (thread, checkpoint_ns, checkpoint_id, task_id, idx)) WITHOUT ROWID""",
-    "CREATE TABLE elements (thread INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL, PRIMARY KEY (thread, hash))",
-    """CREATE TABLE dead (
-        thread INTEGER NOT NULL, checkpoint_id TEXT NOT NULL, PRIMARY KEY (thread, checkpoint_id)) WITHOUT ROWID""",
-)
 _CONTENT_TABLES: Final = ("checkpoints", "writes", "elements")
 _ROW: Final = "checkpoint_ns, checkpoint_id, parent_id, run_id, is_hidden, body"
 _WRITE: Final = "checkpoint_ns, checkpoint_id, task_path, task_id, idx, channel, body"
@@ -62,120 +37,16 @@ class SqliteStore:
 
     def __init__(self, path: str) -> None:
         """Remember the path; nothing is opened."""
-        self.path = path
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._pid = 0
-
-    # -- life -----------------------------------------------------------------------------------------------------
+        self._link = SqliteLink(path)
 
     def open(self) -> None:
         """See `Store.open`."""
-        with self._session():
+        with self._link.session():
             pass
 
     def close(self) -> None:
         """See `Store.close`.  Content of `:memory:` is gone."""
-        with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
-                self._connection.close()
-            self._connection = None
-
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[sqlite3.Connection]:
-        """Hold the lock and yield the connection; turn SQLite's errors into ours."""
-        with self._lock:
-            try:
-                if self._connection is None or self._pid != os.getpid():  # a fork must not share the parent's
-                    self._connection, self._pid = self._connect(), os.getpid()
-                yield self._connection
-            except sqlite3.Error as exc:
-                raise self._translated(exc) from exc
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection inside one write transaction."""
-        with self._session() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection inside one consistent view."""
-        with self._session() as connection:
-            connection.execute("BEGIN")
-            try:
-                yield connection
-            finally:
-                if connection.in_transaction:
-                    connection.execute("COMMIT")
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
-        )
-        try:
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        if not self._is_ours(connection):
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("BEGIN IMMEDIATE")
-            if not self._is_ours(connection):  # else another process was faster
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            connection.execute("COMMIT")
-        connection.execute("PRAGMA synchronous=FULL")
-
-    def _is_ours(self, connection: sqlite3.Connection) -> bool:
-        """Say whether the schema is there.
-
-        Raises:
-            SchemaMismatch: if the file is something else, or of a later version.
-        """
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if application == APPLICATION_ID:
-            if version != SCHEMA_VERSION:
-                raise SchemaMismatch(
-                    f"{self.path} has schema version {version}, this package reads {SCHEMA_VERSION}; "
-                    "install the version of pancake-langgraph that wrote it, or a later one"
-                )
-            return True
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if application or version or tables:
-            raise SchemaMismatch(
-                f"{self.path} was made by another program ({tables} tables, application id {application:#x}); "
-                "name a new file, and bring threads over with `pancake threads import`"
-            )
-        return False
-
-    def _translated(self, exc: sqlite3.Error) -> Exception:
-        text = str(exc)
-        if "not a database" in text:
-            return SchemaMismatch(f"{self.path} is not a SQLite database; name a new file")
-        if "malformed" in text:
-            return CorruptCheckpoint(f"{self.path} is damaged ({text}); restore it from a copy")
-        remedy = {
-            "readonly": "make the file and its folder writable",
-            "full": "free some space; the thread can be resumed then",
-            "unable to open": "the folder has to exist and to be writable",
-            "locked": f"another process held it for {BUSY_TIMEOUT_S:g} s; end that one",
-        }
-        hint = next((fix for key, fix in remedy.items() if key in text), "nothing of this step was stored")
-        return StoreUnavailable(f"{self.path}: {text}; {hint}")
+        self._link.close()
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -183,7 +54,7 @@ class SqliteStore:
         """See `Store.put_checkpoint`."""
         row = put.row
         refused: ThreadDeleted | None = None
-        with self._writing() as connection:
+        with self._link.writing() as connection:
             thread, deletion_id = _thread(connection, put.thread_id, expires_at_s)
             if deletion_id is not None:
                 parent = row.parent_id is None or _exists(
@@ -208,7 +79,7 @@ class SqliteStore:
 
     def put_writes(self, put: PutWrites, *, expires_at_s: float | None) -> None:
         """See `Store.put_writes`."""
-        with self._writing() as connection:
+        with self._link.writing() as connection:
             thread, deletion_id = _thread(connection, put.thread_id, expires_at_s)
             for spot in {row.spot for row in put.rows} if deletion_id is not None else ():
                 dead = "SELECT 1 FROM dead WHERE thread = ? AND checkpoint_id = ?"
@@ -230,7 +101,7 @@ class SqliteStore:
 
     def delete_thread(self, thread_id: str, *, deletion_id: str) -> None:
         """See `Store.delete_thread`."""
-        with self._writing() as connection:
+        with self._link.writing() as connection:
             thread, _ = _thread(connection, thread_id, None)
             _clear(connection, thread)
             connection.execute(
@@ -240,7 +111,7 @@ class SqliteStore:
 
     def rewrite_thread(self, thread_id: str, decide: Callable[[ThreadContent], Removal]) -> None:
         """See `Store.rewrite_thread`."""
-        with self._writing() as connection:
+        with self._link.writing() as connection:
             thread = _find(connection, thread_id)
             if thread is None:
                 return
@@ -260,7 +131,7 @@ class SqliteStore:
 
     def write_thread(self, thread_id: str, content: ThreadContent, *, expires_at_s: float | None) -> None:
         """See `Store.write_thread`."""
-        with self._writing() as connection:
+        with self._link.writing() as connection:
             thread, _ = _thread(connection, thread_id, None)
             _clear(connection, thread)
             connection.execute(
@@ -279,12 +150,12 @@ class SqliteStore:
 
     def touch(self, thread_id: str, *, expires_at_s: float) -> None:
         """See `Store.touch`."""
-        with self._writing() as connection:
+        with self._link.writing() as connection:
             connection.execute("UPDATE threads SET expires_at_s = ? WHERE thread_id = ?", (expires_at_s, thread_id))
 
     def expire(self, *, now_s: float) -> int:
         """See `Store.expire`.  Also forgets deletions of long ago."""
-        with self._writing() as connection:
+        with self._link.writing() as connection:
             due = [t for (t,) in connection.execute("SELECT thread FROM threads WHERE expires_at_s <= ?", (now_s,))]
             for thread in due:
                 _forget(connection, thread)
@@ -304,7 +175,7 @@ class SqliteStore:
 
     def get_checkpoint(self, thread_id: str, checkpoint_ns: str, checkpoint_id: str | None) -> CheckpointRow | None:
         """See `Store.get_checkpoint`."""
-        with self._session() as connection:
+        with self._link.session() as connection:
             thread = _find(connection, thread_id)
             if thread is None:
                 return None
@@ -319,7 +190,7 @@ class SqliteStore:
 
     def get_writes(self, thread_id: str, spot: Spot) -> tuple[WriteRow, ...]:
         """See `Store.get_writes`."""
-        with self._session() as connection:
+        with self._link.session() as connection:
             thread = _find(connection, thread_id)
             if thread is None:
                 return ()
@@ -334,7 +205,7 @@ class SqliteStore:
         """See `Store.get_elements`."""
         wanted = list(hashes)
         found: dict[bytes, bytes] = {}
-        with self._session() as connection:
+        with self._link.session() as connection:
             thread = _find(connection, thread_id)
             if thread is None:
                 return found
@@ -349,7 +220,7 @@ class SqliteStore:
         self, thread_id: str, checkpoint_ns: str | None, *, before_id: str | None, limit: int
     ) -> Sequence[CheckpointRow]:
         """See `Store.list_checkpoints`."""
-        with self._session() as connection:
+        with self._link.session() as connection:
             thread = _find(connection, thread_id)
             if thread is None:
                 return ()
@@ -368,7 +239,7 @@ class SqliteStore:
         """See `Store.threads`."""
         last = 0
         while True:
-            with self._session() as connection:
+            with self._link.session() as connection:
                 page = connection.execute(
                     """SELECT thread, thread_id FROM threads t WHERE thread > ? AND coalesce(expires_at_s, 9e99) > ?
                     AND (EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread = t.thread)
@@ -382,14 +253,14 @@ class SqliteStore:
 
     def threads_of_run(self, run_id: str) -> Sequence[str]:
         """See `Store.threads_of_run`."""
-        with self._session() as connection:
+        with self._link.session() as connection:
             query = """SELECT DISTINCT thread_id FROM threads JOIN checkpoints USING (thread)
                 WHERE run_id = ? AND run_id <> '' ORDER BY thread_id"""
             return tuple(thread_id for (thread_id,) in connection.execute(query, (run_id,)))
 
     def read_thread(self, thread_id: str) -> ThreadContent:
         """See `Store.read_thread`."""
-        with self._reading() as connection:
+        with self._link.reading() as connection:
             thread = _find(connection, thread_id)
             return ThreadContent((), (), {}) if thread is None else _content(connection, thread)
 
@@ -402,7 +273,7 @@ def _find(connection: sqlite3.Connection, thread_id: str) -> int | None:
 
 
 def _thread(connection: sqlite3.Connection, thread_id: str, expires_at_s: float | None) -> tuple[int, str | None]:
-    """Return the number of a thread to write to, made when missing, and the id minted when it was deleted, if it was."""
+    """Return the number of a thread to write to, made when missing, and the id minted at its deletion, if any."""
     query = "SELECT thread, deletion_id, expires_at_s FROM threads WHERE thread_id = ?"
     found = connection.execute(query, (thread_id,)).fetchone()
     if found is not None and found[2] is not None and found[2] <= time.time():

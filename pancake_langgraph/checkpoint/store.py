@@ -25,7 +25,7 @@ from pancake_langgraph.checkpoint.rows import (
 )
 
 
-class StaleNeed(Exception):  # noqa: N818 - a signal between core and store, never seen by users
+class StaleNeed(Exception):
     """The checkpoint that a put leans on is gone; the put has to carry all its elements."""
 
 

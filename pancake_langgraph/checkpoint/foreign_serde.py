@@ -1,0 +1,189 @@
+"""Reads what other savers stored, strictly: LangGraph's serializer with everything refused that is not allowed here.
+
+LangGraph's serializer is permissive unless told otherwise, and when it is told, it hands back raw data in place of an
+object that it may not make.  Either would be taken over quietly; here both raise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, Final, NoReturn
+
+import ormsgpack
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from pancake_langgraph._errors import CheckpointError, ConfigError, CorruptCheckpoint, StateTypeError
+from pancake_langgraph.checkpoint.codec import TypeName
+
+#: Extension codes of LangGraph's wire that name something to call, and the one for arrays.
+_NAMING: Final = frozenset(range(6))
+_ARRAY: Final = 6
+#: Objects within objects; more than any app has, and few enough for the C stack.
+_MAX_DEPTH: Final = 32
+_KINDS: Final = frozenset({"null", "bytes", "bytearray", "base64", "json", "msgpack"})
+_REVIVED_HOMES: Final = ("langchain_core.messages", "langchain_core.documents")
+_CONSTRUCTORS: Final = (1, 2)
+
+
+class StrictSerializer(JsonPlusSerializer):
+    """LangGraph's serializer for reading only.  For one thread at a time.
+
+    `refusal` keeps the first error, for savers that swallow what their serializer raises.
+    """
+
+    def __init__(self, is_allowed: Callable[[TypeName], bool]) -> None:
+        """Allow what LangGraph takes for safe, and what `is_allowed` says."""
+        super().__init__(pickle_fallback=False, allowed_msgpack_modules=None)
+        self._is_allowed = is_allowed
+        self.refusal: CheckpointError | None = None
+
+    def loads_typed(self, data: tuple[str, Any]) -> Any:
+        """Return the value.
+
+        Raises:
+            StateTypeError: if it names something that is not allowed, or that cannot be made any more.
+            CorruptCheckpoint: if it cannot be read.
+        """
+        kind = data[0]
+        if kind not in _KINDS:
+            self._refuse(
+                StateTypeError(
+                    f"a value is stored as {kind!r}, which is not read here; import encrypted rows from Python, with "
+                    "the saver that can read them: `PancakeSaver.import_from(saver)`; pickled ones are refused always"
+                )
+            )
+        try:
+            if kind == "msgpack":
+                self._inspect(data[1])
+            return super().loads_typed(data)
+        except CheckpointError as exc:
+            self._refuse(exc)
+        except (ValueError, TypeError, AttributeError, LookupError, NotImplementedError, RecursionError) as exc:
+            self._refuse(CorruptCheckpoint(f"a value stored as {kind} cannot be read ({type(exc).__name__})"))
+
+    def _refuse(self, error: CheckpointError) -> NoReturn:
+        self.refusal = self.refusal or error
+        raise error
+
+    def _inspect(self, data: bytes) -> None:
+        """Look at every object in a packed value before the whole is made."""
+        while blocked := self._blocked(data):
+            for module, name, method in blocked:
+                if method or not self._is_allowed((module, name)):
+                    raise not_allowed(f"{module}.{name}{method}", (module, name))
+            grown = self.with_msgpack_allowlist([(module, name) for module, name, _ in blocked])
+            vars(self).update(vars(grown))  # the only way the serializer offers is a clone
+
+    def _blocked(self, data: bytes) -> Collection[tuple[str, str, str]]:
+        """Return what is named but not allowed yet, as (module, name, method).
+
+        Raises:
+            StateTypeError: if something that is allowed cannot be made.
+        """
+        blocked: dict[tuple[str, str, str], None] = {}
+        unmade: list[str] = []
+        depth = 0
+        own_thread = threading.get_ident()
+
+        def listen(event: SerdeEvent) -> None:
+            method = event.get("method")
+            if threading.get_ident() == own_thread and event["kind"] in ("msgpack_blocked", "msgpack_method_blocked"):
+                blocked[event["module"], event["name"], f".{method}" if method else ""] = None
+
+        def look(code: int, payload: bytes) -> None:
+            nonlocal depth
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise ValueError("nested too deep")
+            parts = ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+            depth -= 1
+            if code in _NAMING or code == _ARRAY:
+                made = super(StrictSerializer, self).loads_typed(
+                    ("msgpack", ormsgpack.packb(ormsgpack.Ext(code, payload)))
+                )
+                if not _is_made(code, parts, made):
+                    unmade.append("numpy.ndarray" if code == _ARRAY else f"{parts[0]}.{parts[1]}")
+
+        end = register_serde_event_listener(listen)
+        try:
+            ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+        finally:
+            end()
+        if unmade and not blocked:
+            raise StateTypeError(
+                f"a stored {unmade[0]} cannot be made any more: its class is gone, or does not take what was stored; "
+                "bring the class back, or remove the value with the saver it is stored in"
+            )
+        return blocked
+
+    # -- rows in JSON: old ones, and those of langgraph-checkpoint-redis ---------------------------------------------
+
+    def _reviver(self, value: dict[str, Any]) -> Any:
+        if value.get("lc") not in _CONSTRUCTORS or value.get("type") != "constructor":
+            return super()._reviver(value)
+        names = self._named(value)
+        if value["lc"] == 2 and self._is_allowed(names):
+            made = JsonPlusSerializer(allowed_json_modules=[tuple(value["id"])])._reviver(value)
+        elif value["lc"] == 1 and not any(self._is_allowed((home, names[1])) for home in _REVIVED_HOMES):
+            self._refuse(not_allowed(".".join(names), names))
+        else:
+            made = super()._reviver(value)
+        if made is None or isinstance(made, dict):
+            self._refuse(not_allowed(".".join(names), names))
+        return made
+
+    def _reconstruct_from_constructor(self, value: dict[str, Any]) -> Any:
+        """Stand before the method by which langgraph-checkpoint-redis makes an object of any class."""
+        names = self._named(value)
+        if names != ("builtins", "set") and not self._is_allowed(names):
+            self._refuse(not_allowed(".".join(names), names))
+        return super()._reconstruct_from_constructor(value)  # type: ignore[misc]
+
+    def _named(self, value: dict[str, Any]) -> TypeName:
+        parts = value.get("id")
+        if not isinstance(parts, list) or len(parts) <= 1 or not all(isinstance(part, str) for part in parts):
+            self._refuse(CorruptCheckpoint("a stored object names no class"))
+        return ".".join(parts[:-1]), parts[-1]
+
+
+def not_allowed(shown: str, name: TypeName) -> StateTypeError:
+    """Return the error for a type that may not come in."""
+    return StateTypeError(
+        f"a stored value names {shown[:200]}, which is not among the types that may come in; nothing of it was "
+        f"imported or called. If it is a class of your app, allow it: `--allow {name[0][:100]}:{name[1][:100]}`, or "
+        f"`PancakeSaver(..., allow=[...])`"
+    )
+
+
+def strict_serializer(
+    serde: SerializerProtocol, is_allowed: Callable[[TypeName], bool]
+) -> tuple[SerializerProtocol, StrictSerializer]:
+    """Return what to read a saver with in place of its serializer, and the strict part of it.
+
+    Raises:
+        ConfigError: if the serializer is none of LangGraph's.
+    """
+    if isinstance(serde, EncryptedSerializer):
+        inner, strict = strict_serializer(serde.serde, is_allowed)
+        return EncryptedSerializer(serde.cipher, inner), strict
+    if type(serde) is JsonPlusSerializer:
+        strict = StrictSerializer(is_allowed)
+        return strict, strict
+    if isinstance(serde, JsonPlusSerializer):  # of langgraph-checkpoint-redis: keep its format, but under our eyes
+        strict = type(f"Strict{type(serde).__name__}", (StrictSerializer, type(serde)), {})(is_allowed)
+        return strict, strict
+    raise ConfigError(
+        f"cannot import with a {type(serde).__name__}: it is none of LangGraph's serializers, so nothing says which "
+        "types it makes; give the saver a JsonPlusSerializer or an EncryptedSerializer"
+    )
+
+
+def _is_made(code: int, parts: Any, made: object) -> bool:
+    """Say whether an object came out and not its raw data."""
+    if code == _ARRAY:
+        return made is not None
+    return parts[0] == "builtins" or type(made).__module__ != "builtins"
