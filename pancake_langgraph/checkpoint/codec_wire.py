@@ -43,7 +43,7 @@ _MARK = "\x00end"
 _MARK_BYTES = ormsgpack.packb(_MARK)
 
 # The library bounds the nesting of one payload, but payloads nest; unchecked, a few kilobytes overrun the C stack.
-_UNMEASURED_PAYLOADS = 4
+_UNMEASURED_PAYLOADS = 1
 _NOT_A_CONTAINER = bytes(code for code in range(256) if not (0x80 <= code <= 0x9F or 0xDC <= code <= 0xDF))
 
 

@@ -88,3 +88,32 @@ def _parse(name: str, text: str, parser: type[Any]) -> Any:
         return parser(text)
     except ValueError as exc:
         raise ConfigError(f"{name}: got {text!r}, allowed is a {parser.__name__}") from exc
+
+
+def saver_from_env(environ: Mapping[str, str] | None = None) -> tuple[str, tuple[tuple[str, str], ...], float | None]:
+    """Return where a server's saver keeps its threads, the classes it allows, and their time to live in seconds.
+
+    `PANCAKE_SAVER` is a file or a URL; `PANCAKE_SAVER_ALLOW` a comma-separated list of `module:Class`;
+    `PANCAKE_SAVER_TTL_S` a number of seconds.
+
+    Raises:
+        ConfigError: if the first is not set, or another cannot be read.
+    """
+    source = os.environ if environ is None else environ
+    where = source.get("PANCAKE_SAVER", "").strip()
+    if not where:
+        raise ConfigError("PANCAKE_SAVER is not set; name a SQLite file, or the URL of a Redis or Valkey server")
+    allow = []
+    for entry in filter(None, map(str.strip, source.get("PANCAKE_SAVER_ALLOW", "").split(","))):
+        module, colon, name = entry.partition(":")
+        if not (module and colon and name):
+            raise ConfigError(f"PANCAKE_SAVER_ALLOW: got {entry!r}, allowed is module:Class, separated by commas")
+        allow.append((module, name))
+    ttl = source.get("PANCAKE_SAVER_TTL_S", "").strip()
+    return where, tuple(allow), _parse("PANCAKE_SAVER_TTL_S", ttl, float) if ttl else None
+
+
+def under_langgraph_server(environ: Mapping[str, str] | None = None) -> bool:
+    """Say whether this process is a LangGraph server, `langgraph dev` included: it brings a checkpointer of its own."""
+    source = os.environ if environ is None else environ
+    return bool(source.get("LANGSMITH_LANGGRAPH_API_VARIANT") or source.get("LANGGRAPH_CHECKPOINTER"))

@@ -931,7 +931,7 @@ def only_typed_errors(data: bytes) -> None:
     assert "'c'" in message
 
 
-@pytest.mark.parametrize("lists", [0, 5, 120, 250])
+@pytest.mark.parametrize("lists", [0, 5, 120, 250, 1000])
 def test_payloads_that_nest_without_end_do_not_overrun_the_stack(lists: int) -> None:
     data = pack(1)
     for _ in range(5000 if lists < 100 else 300):
@@ -944,8 +944,12 @@ def test_payloads_that_nest_without_end_do_not_overrun_the_stack(lists: int) -> 
         except errors.CheckpointError as error:
             outcome.append(type(error))
 
-    thread = threading.Thread(target=read)
-    thread.start()
+    before = threading.stack_size(2 << 20)
+    try:
+        thread = threading.Thread(target=read)
+        thread.start()
+    finally:
+        threading.stack_size(before)
     thread.join()
     assert outcome == [errors.CorruptCheckpoint]
 
