@@ -287,7 +287,13 @@ class Core:
                 metadata = self._metadata(codec, thread_id, row)
                 if any(metadata.get(key) != value for key, value in (filter or {}).items()):
                     continue
-                yield self._tuple(codec, thread_id, row, is_latest=False)
+                try:
+                    found = self._tuple(codec, thread_id, row, is_latest=False)
+                except CorruptCheckpoint:
+                    if self.store.get_checkpoint(thread_id, *row.spot) is not None:
+                        raise
+                    continue  # taken out while the iteration was paused
+                yield found
                 if left is not None:
                     left -= 1
                     if left == 0:

@@ -6,8 +6,10 @@ object that it may not make.  Either would be taken over quietly; here both rais
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import ormsgpack
@@ -22,11 +24,12 @@ from pancake_langgraph.checkpoint.codec import TypeName
 #: Extension codes of LangGraph's wire that name something to call, and the one for arrays.
 _NAMING: Final = frozenset(range(6))
 _ARRAY: Final = 6
-#: Objects within objects; more than any app has, and few enough for the C stack.
-_MAX_DEPTH: Final = 32
+#: Containers and objects within each other; more than any app has, and few enough for the C stack.
+_MAX_HEIGHT: Final = 200
 _KINDS: Final = frozenset({"null", "bytes", "bytearray", "base64", "json", "msgpack"})
 _REVIVED_HOMES: Final = ("langchain_core.messages", "langchain_core.documents")
 _CONSTRUCTORS: Final = (1, 2)
+_SET: Final = ("builtins", "set")
 
 
 class StrictSerializer(JsonPlusSerializer):
@@ -40,6 +43,7 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(pickle_fallback=False, allowed_msgpack_modules=None)
         self._is_allowed = is_allowed
         self.refusal: CheckpointError | None = None
+        self._seen: dict[bytes, int] = {}
 
     def loads_typed(self, data: tuple[str, Any]) -> Any:
         """Return the value.
@@ -85,8 +89,6 @@ class StrictSerializer(JsonPlusSerializer):
             StateTypeError: if something that is allowed cannot be made.
         """
         blocked: dict[tuple[str, str, str], None] = {}
-        unmade: list[str] = []
-        depth = 0
         own_thread = threading.get_ident()
 
         def listen(event: SerdeEvent) -> None:
@@ -94,30 +96,20 @@ class StrictSerializer(JsonPlusSerializer):
             if threading.get_ident() == own_thread and event["kind"] in ("msgpack_blocked", "msgpack_method_blocked"):
                 blocked[event["module"], event["name"], f".{method}" if method else ""] = None
 
-        def look(code: int, payload: bytes) -> None:
-            nonlocal depth
-            depth += 1
-            if depth > _MAX_DEPTH:
-                raise ValueError("nested too deep")
-            parts = ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
-            depth -= 1
-            if code in _NAMING or code == _ARRAY:
-                made = super(StrictSerializer, self).loads_typed(
-                    ("msgpack", ormsgpack.packb(ormsgpack.Ext(code, payload)))
-                )
-                if not _is_made(code, parts, made):
-                    unmade.append("numpy.ndarray" if code == _ARRAY else f"{parts[0]}.{parts[1]}")
-
+        look = _Look(self._seen, super().loads_typed)
         end = register_serde_event_listener(listen)
         try:
-            ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+            look.height(_Payload(None, data), _MAX_HEIGHT)
         finally:
             end()
-        if unmade and not blocked:
+        if blocked:
+            return blocked
+        if look.unmade:
             raise StateTypeError(
-                f"a stored {unmade[0]} cannot be made any more: its class is gone, or does not take what was stored; "
-                "bring the class back, or remove the value with the saver it is stored in"
+                f"a stored {look.unmade[0]} cannot be made any more: its class is gone, or does not take what was "
+                "stored; bring the class back, or remove the value with the saver it is stored in"
             )
+        self._seen.update(look.fresh)
         return blocked
 
     # -- rows in JSON: old ones, and those of langgraph-checkpoint-redis ---------------------------------------------
@@ -126,20 +118,28 @@ class StrictSerializer(JsonPlusSerializer):
         if value.get("lc") not in _CONSTRUCTORS or value.get("type") != "constructor":
             return super()._reviver(value)
         names = self._named(value)
-        if value["lc"] == 2 and self._is_allowed(names):
-            made = JsonPlusSerializer(allowed_json_modules=[tuple(value["id"])])._reviver(value)
-        elif value["lc"] == 1 and not any(self._is_allowed((home, names[1])) for home in _REVIVED_HOMES):
+        if value["lc"] == 1 and not any(self._is_allowed((home, names[1])) for home in _REVIVED_HOMES):
             self._refuse(not_allowed(".".join(names), names))
-        else:
-            made = super()._reviver(value)
+        made = self._revived(value)
+        if (made is None or isinstance(made, dict)) and (names == _SET or self._is_allowed(names)):
+            if hasattr(super(), "_reconstruct_from_constructor"):
+                return value  # that method makes it, and what is inside it first
+            made = JsonPlusSerializer(allowed_json_modules=[tuple(value["id"])])._reviver(value)
         if made is None or isinstance(made, dict):
             self._refuse(not_allowed(".".join(names), names))
         return made
 
+    def _revived(self, value: dict[str, Any]) -> Any:
+        try:
+            return super()._reviver(value)
+        except (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError) as exc:
+            name = ".".join(self._named(value))
+            self._refuse(CorruptCheckpoint(f"a stored {name} cannot be made any more ({type(exc).__name__})"))
+
     def _reconstruct_from_constructor(self, value: dict[str, Any]) -> Any:
         """Stand before the method by which langgraph-checkpoint-redis makes an object of any class."""
         names = self._named(value)
-        if names != ("builtins", "set") and not self._is_allowed(names):
+        if names != _SET and not self._is_allowed(names):
             self._refuse(not_allowed(".".join(names), names))
         return super()._reconstruct_from_constructor(value)  # type: ignore[misc]
 
@@ -182,8 +182,54 @@ def strict_serializer(
     )
 
 
-def _is_made(code: int, parts: Any, made: object) -> bool:
-    """Say whether an object came out and not its raw data."""
-    if code == _ARRAY:
-        return made is not None
-    return parts[0] == "builtins" or type(made).__module__ != "builtins"
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """What one extension holds, `code` saying what it is; without one, a whole value."""
+
+    code: int | None
+    data: bytes
+
+
+class _Look:
+    """Goes through a packed value, level by level, and has every object in it made on its own."""
+
+    def __init__(self, seen: Mapping[bytes, int], load: Callable[[tuple[str, bytes]], Any]) -> None:
+        self._seen = seen
+        self._load = load
+        self.fresh: dict[bytes, int] = {}
+        self.unmade: list[str] = []
+
+    def height(self, value: object, room: int) -> int:
+        """Return how many levels of containers and objects lie in a value; raise `ValueError` if more than `room`."""
+        if room < 0:
+            raise ValueError("nested too deep")
+        if isinstance(value, _Payload):
+            return self._height_of_payload(value, room)
+        if isinstance(value, dict):
+            return 1 + max((self.height(part, room - 1) for pair in value.items() for part in pair), default=0)
+        if isinstance(value, list | tuple):
+            return 1 + max((self.height(part, room - 1) for part in value), default=0)
+        return 0
+
+    def _height_of_payload(self, payload: _Payload, room: int) -> int:
+        salt = b"" if payload.code is None else bytes([payload.code & 0xFF])
+        key = hashlib.blake2b(payload.data, digest_size=16, salt=salt, person=b"value" if not salt else b"").digest()
+        known = self._seen.get(key)  # most messages of a checkpoint stood in the one before
+        if known is None:
+            parts = ormsgpack.unpackb(payload.data, ext_hook=_Payload, option=ormsgpack.OPT_NON_STR_KEYS)
+            known = self.fresh[key] = 1 + self.height(parts, room - 1)
+            self._make(payload, parts)
+        if known > room:
+            raise ValueError("nested too deep")
+        return known
+
+    def _make(self, payload: _Payload, parts: Any) -> None:
+        """Note an object that does not come out, but in its place its raw data."""
+        if payload.code is None or not (payload.code in _NAMING or payload.code == _ARRAY):
+            return
+        made = self._load(("msgpack", ormsgpack.packb(ormsgpack.Ext(payload.code, payload.data))))
+        if payload.code == _ARRAY:
+            if made is None:
+                self.unmade.append("numpy.ndarray")
+        elif parts[0] != "builtins" and type(made).__module__ == "builtins":
+            self.unmade.append(f"{parts[0]}.{parts[1]}")

@@ -13,7 +13,7 @@ from typing import Any, cast
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import DeltaChannelHistory, PendingWrite
 
-from pancake_langgraph._errors import ConfigError, CorruptCheckpoint
+from pancake_langgraph._errors import ConfigError, CorruptCheckpoint, ThreadDeleted
 from pancake_langgraph.checkpoint.codec import Codec
 from pancake_langgraph.checkpoint.core import Core, place_of
 from pancake_langgraph.checkpoint.elements import Ref, reachable
@@ -167,14 +167,42 @@ def delta_history(
 
     Raises:
         CorruptCheckpoint: if an ancestor that is needed is missing.
+        ThreadDeleted: if the checkpoint was deleted, or expired, before all was read.
     """
     thread_id, checkpoint_ns, checkpoint_id = place_of(config)
     row = core.store.get_checkpoint(thread_id, checkpoint_ns, checkpoint_id) if channels else None
+    if row is None:
+        if channels and checkpoint_id is not None:
+            raise _gone(thread_id, checkpoint_id)
+        return {channel: cast("DeltaChannelHistory", {"writes": []}) for channel in channels}
+    corrupt: CorruptCheckpoint | None = None
+    history: Mapping[str, DeltaChannelHistory] = {}
+    try:
+        history = _walked(core, codec, thread_id, row, channels)
+    except CorruptCheckpoint as exc:
+        corrupt = exc
+    if core.store.get_checkpoint(thread_id, *row.spot) is None:  # then parts may have been missing
+        raise _gone(thread_id, row.spot.checkpoint_id) from corrupt
+    if corrupt is not None:
+        raise corrupt
+    return history
+
+
+def _gone(thread_id: str, checkpoint_id: str) -> ThreadDeleted:
+    return ThreadDeleted(
+        f"thread {thread_id!r}: checkpoint {checkpoint_id} was deleted, or expired, while it was read; "
+        "read the thread again, or start it anew"
+    )
+
+
+def _walked(
+    core: Core, codec: Codec, thread_id: str, row: CheckpointRow, channels: Sequence[str]
+) -> Mapping[str, DeltaChannelHistory]:
     collected: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
     seeds: dict[str, Any] = {}
     remaining = set(channels)
-    while row is not None and row.parent_id is not None and remaining:
-        parent = core.store.get_checkpoint(thread_id, checkpoint_ns, row.parent_id)
+    while row.parent_id is not None and remaining:
+        parent = core.store.get_checkpoint(thread_id, row.spot.checkpoint_ns, row.parent_id)
         if parent is None:
             raise CorruptCheckpoint(
                 f"thread {thread_id!r}: checkpoint {row.parent_id}, from which channels {sorted(remaining)} are "

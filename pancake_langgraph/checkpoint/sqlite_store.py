@@ -282,7 +282,7 @@ def _thread(connection: sqlite3.Connection, thread_id: str, expires_at_s: float 
     if found is None:
         insert = "INSERT INTO threads (thread_id, expires_at_s) VALUES (?, ?)"
         return int(connection.execute(insert, (thread_id, expires_at_s)).lastrowid or 0), None
-    if expires_at_s is not None:
+    if expires_at_s != found[2]:
         connection.execute("UPDATE threads SET expires_at_s = ? WHERE thread = ?", (expires_at_s, found[0]))
     return int(found[0]), found[1]
 

@@ -62,7 +62,7 @@ class Store(Protocol):
 
         Args:
             put: What to store.
-            expires_at_s: Unix time at which the whole thread expires, or `None`.
+            expires_at_s: Unix time at which the whole thread expires; `None` for never, also if it had a time before.
 
         Raises:
             StaleNeed: if `put.needs` does not exist; nothing was stored.

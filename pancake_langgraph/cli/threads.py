@@ -138,10 +138,12 @@ def prune(
     keep_latest: bool,
 ) -> None:
     """Remove old checkpoints; the latest of each namespace stays, with all it needs."""
+    del keep_latest  # there is no other way yet; the option says what happens
+    _require_choice(thread_ids, is_all)
     with _opened(where, allow, key_files) as saver:
         tick = _ticker("pruned")
         num_checkpoints = num_bytes = 0
-        chosen = _chosen(saver, thread_ids, is_all)
+        chosen = _require(saver, list(saver.threads()) if is_all else thread_ids)
         for before in chosen:
             saver.prune([before.thread_id])
             after = saver.info(before.thread_id)
@@ -284,11 +286,6 @@ def _read_key(path: Path) -> bytes:
 def _require_choice(thread_ids: Sequence[str], is_all: bool) -> None:
     if bool(thread_ids) == is_all:
         raise click.UsageError("name threads, or give --all")
-
-
-def _chosen(saver: PancakeSaver, thread_ids: Sequence[str], is_all: bool) -> Sequence[ThreadInfo]:
-    _require_choice(thread_ids, is_all)
-    return _require(saver, list(saver.threads()) if is_all else thread_ids)
 
 
 def _require(saver: PancakeSaver, thread_ids: Sequence[str]) -> Sequence[ThreadInfo]:

@@ -38,16 +38,8 @@ def saver_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sa
     where: Callable[[], str] = {
         "sqlite": lambda: str(tmp_path / "saver.db"),
         "memory": lambda: ":memory:",
-        "redis": lambda: _emptied(request.getfixturevalue("valkey_url")),
+        "redis": lambda: request.getfixturevalue("clean_valkey_url"),
     }[request.param]
     factory = SaverFactory(request.param, where())
     yield factory
     factory.close()
-
-
-def _emptied(url: str) -> str:
-    import redis
-
-    with redis.Redis.from_url(url) as client:
-        client.flushdb()
-    return url

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import importlib
 import json
 import operator
 import os
@@ -10,6 +11,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, TypedDict
@@ -37,6 +39,7 @@ from pancake_langgraph._errors import (
     StoreUnavailable,
 )
 from pancake_langgraph.checkpoint import foreign, foreign_sources
+from pancake_langgraph.checkpoint.codec import TypeName
 from pancake_langgraph.checkpoint.foreign_serde import StrictSerializer
 from pancake_langgraph.checkpoint.transfer import digest_of
 from pancake_langgraph.saver import PancakeSaver, observe
@@ -230,12 +233,26 @@ def test_damaged_rows_are_refused(tmp_path: Path, old_file: Path, data: bytes) -
         saver.import_from(old_file)
 
 
-def test_objects_nested_without_end_are_refused() -> None:
-    data = b"\xc0"
-    for _ in range(2000):
-        data = ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb(["builtins", "set", []])[:-1] + data))
+def test_what_is_nested_without_end_is_refused_at_once_or_row_by_row() -> None:
+    def nested(data: bytes, lists: int) -> bytes:
+        head = ormsgpack.packb(["builtins", "tuple", []])[:-1]
+        return ormsgpack.packb(ormsgpack.Ext(0, head + b"\x91" * (1 + lists) + data))
+
+    def is_allowed(name: TypeName) -> bool:
+        return name == ("builtins", "tuple")
+
+    data, serde = b"\xc0", StrictSerializer(is_allowed)
+    for _ in range(18):
+        data = nested(data, 8)
+        assert isinstance(serde.loads_typed(("msgpack", data)), tuple)
+    data = nested(data, 8)
+    for each in (serde, StrictSerializer(is_allowed)):
+        with pytest.raises(CorruptCheckpoint):
+            each.loads_typed(("msgpack", data))
+    for _ in range(100):
+        data = nested(data, 1000)
     with pytest.raises(CorruptCheckpoint):
-        StrictSerializer(lambda name: False).loads_typed(("msgpack", data))
+        serde.loads_typed(("msgpack", data))
 
 
 def app_class_file(tmp_path: Path) -> Path:
@@ -281,7 +298,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     with PancakeSaver(tmp_path / "new.db") as saver:
         with pytest.raises(ConfigError, match="no file of SqliteSaver"):
             saver.import_from(tmp_path / "own.db")
-        with pytest.raises(StoreUnavailable, match="text|SqliteSaver"):
+        with pytest.raises(StoreUnavailable, match="cannot be read as SqliteSaver"):
             saver.import_from(tmp_path / "text")
         with pytest.raises(ConfigError, match="there is no file"):
             saver.import_from(tmp_path / "missing")
@@ -377,18 +394,40 @@ class RedisLike(JsonPlusSerializer):
         return value
 
     def _reconstruct_from_constructor(self, value: dict[str, Any]) -> Any:
-        return getattr(__import__(value["id"][0]), value["id"][1])(*value["args"])
+        kind = getattr(importlib.import_module(".".join(value["id"][:-1])), value["id"][-1])
+        kwargs = {name: self.revived(part) for name, part in value["kwargs"].items()}
+        return set(kwargs["__set_items__"]) if kind is set else kind(**kwargs)
+
+
+def redis_like_with(*path: str, **kwargs: Any) -> InMemorySaver:
+    """A saver in whose first pending write stands an object of the class of that name."""
+    old = InMemorySaver(serde=RedisLike())
+    run_talk(old, "t1")
+    crafted = json.dumps({"lc": 2, "type": "constructor", "id": list(path), "kwargs": kwargs}).encode()
+    place = next(iter(old.writes))
+    key, write = next(iter(old.writes[place].items()))
+    old.writes[place][key] = (write[0], write[1], ("json", crafted), write[3])
+    return old
+
+
+def test_objects_in_a_format_of_its_own_come_over_if_they_are_allowed() -> None:
+    inner = {"lc": 2, "type": "constructor", "id": ["builtins", "set"], "kwargs": {"__set_items__": [1, 2]}}
+    old = redis_like_with("uuid", "SafeUUID", value=inner)
+    with PancakeSaver() as saver, pytest.raises(StateTypeError, match=r"--allow uuid:SafeUUID"):
+        saver.import_from(old)
+    with PancakeSaver() as saver:
+        saver.import_from(redis_like_with("builtins", "set", __set_items__=[1, 2]))
+        assert {1, 2} in [value for item in everything(saver) for _, _, value in item.pending_writes or ()]
+    with PancakeSaver(allow=[HTTPStatus]) as saver:
+        saver.import_from(redis_like_with("http", "HTTPStatus", value=404))
+        found = [value for item in everything(saver) for _, _, value in item.pending_writes or ()]
+        assert HTTPStatus.NOT_FOUND in found
 
 
 def test_a_serializer_that_swallows_refusals_does_not_get_past(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[object] = []
     monkeypatch.setattr(os, "system", called.append)
-    old = InMemorySaver(serde=RedisLike())
-    run_talk(old, "t1")
-    crafted = json.dumps({"lc": 2, "type": "constructor", "id": ["os", "system"], "args": ["true"]}).encode()
-    place = next(iter(old.writes))
-    key, write = next(iter(old.writes[place].items()))
-    old.writes[place][key] = (write[0], write[1], ("json", crafted), write[3])
+    old = redis_like_with("os", "system", command="true")
     with PancakeSaver() as saver, pytest.raises(StateTypeError, match=r"os\.system"):
         saver.import_from(old)
     assert not called
