@@ -11,7 +11,18 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-RUNTIME = ("click", "httpx", "langchain-core", "langchain-openai", "langgraph", "msgspec", "ormsgpack", "psutil", "pyzmq", "rich")
+RUNTIME = (
+    "click",
+    "httpx",
+    "langchain-core",
+    "langchain-openai",
+    "langgraph",
+    "msgspec",
+    "ormsgpack",
+    "psutil",
+    "pyzmq",
+    "rich",
+)
 TESTS = (
     "pytest",
     "pytest-asyncio",

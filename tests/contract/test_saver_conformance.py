@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from langgraph.checkpoint.conformance import checkpointer_test, validate
@@ -45,16 +46,16 @@ def test_the_saver_has_every_capability() -> None:
 
 
 @pytest.mark.parametrize("keys", [[], KEYS], ids=["plain", "encrypted"])
-async def test_all_81_pass(saver_factory, keys: list[bytes]) -> None:
+async def test_all_81_pass(saver_factory: Any, keys: list[bytes]) -> None:
     assert await results_of(saver_factory(keys=keys)) == ALL_PASSED
 
 
-async def test_all_81_pass_on_a_clone_with_more_types(saver_factory) -> None:
+async def test_all_81_pass_on_a_clone_with_more_types(saver_factory: Any) -> None:
     saver = saver_factory()
     clone = saver.with_allowlist([("app.models", "Invoice")])
     assert clone is not saver
     assert await results_of(clone) == ALL_PASSED
 
 
-async def test_all_81_pass_with_a_time_to_live(saver_factory) -> None:
+async def test_all_81_pass_with_a_time_to_live(saver_factory: Any) -> None:
     assert await results_of(saver_factory(ttl_s=3600, refresh_ttl_on_read=True)) == ALL_PASSED

@@ -25,7 +25,6 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, PregelTask, Send, StateSnapshot, interrupt
 
 from pancake_langgraph._errors import ThreadDeleted
@@ -51,12 +50,12 @@ class Drive:
     """A saver, and the graph methods of one mode behind one set of names."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any], mode: str) -> None:
-        self.saver = saver
+        self.saver: Any = saver
         self.is_async = mode == "async"
         self._tap(saver)
         self.on_writes: Callable[[Sequence[tuple[str, Any]]], None] = lambda writes: None
 
-    def _tap(self, saver: BaseCheckpointSaver[Any]) -> None:
+    def _tap(self, saver: Any) -> None:
         put_writes, aput_writes = saver.put_writes, saver.aput_writes
 
         def tapped(config: Any, writes: Any, *rest: Any) -> None:
@@ -67,24 +66,24 @@ class Drive:
             await aput_writes(config, writes, *rest)
             self.on_writes(writes)
 
-        saver.put_writes, saver.aput_writes = tapped, atapped  # type: ignore[method-assign]
+        saver.put_writes, saver.aput_writes = tapped, atapped
 
-    async def invoke(self, graph: Pregel[Any], value: Any, config: Any, **options: Any) -> Any:
+    async def invoke(self, graph: Any, value: Any, config: Any, **options: Any) -> Any:
         if self.is_async:
             return await graph.ainvoke(value, config, **options)
         return graph.invoke(value, config, **options)
 
-    async def state(self, graph: Pregel[Any], config: Any, *, subgraphs: bool = False) -> StateSnapshot:
+    async def state(self, graph: Any, config: Any, *, subgraphs: bool = False) -> Any:
         if self.is_async:
             return await graph.aget_state(config, subgraphs=subgraphs)
         return graph.get_state(config, subgraphs=subgraphs)
 
-    async def history(self, graph: Pregel[Any], config: Any, **options: Any) -> list[StateSnapshot]:
+    async def history(self, graph: Any, config: Any, **options: Any) -> list[StateSnapshot]:
         if self.is_async:
             return [snapshot async for snapshot in graph.aget_state_history(config, **options)]
         return list(graph.get_state_history(config, **options))
 
-    async def update(self, graph: Pregel[Any], config: Any, values: Any, as_node: str | None = None) -> Any:
+    async def update(self, graph: Any, config: Any, values: Any, as_node: str | None = None) -> Any:
         if self.is_async:
             return await graph.aupdate_state(config, values, as_node)
         return graph.update_state(config, values, as_node)
@@ -121,11 +120,11 @@ async def equals_reference(scenario: Scenario, saver: PancakeSaver, mode: str) -
     assert text_of(await scenario(Drive(saver, mode))) == expected
 
 
-def thread(name: object = "t", **more: Any) -> dict[str, Any]:
+def thread(name: object = "t", **more: Any) -> Any:
     return {"configurable": {"thread_id": name, **more}}
 
 
-def writer(name: str) -> Callable[[Log], Log]:
+def writer(name: str) -> Any:
     return lambda state: {"log": [name]}
 
 
@@ -188,7 +187,8 @@ async def two_interrupts_in_one_node(drive: Drive) -> Any:
         return {"log": [interrupt("first"), interrupt("second")]}
 
     graph = StateGraph(Log).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=drive.saver)
-    seen = []
+    seen: list[Any] = []
+    value: Any
     for value in ({"log": []}, Command(resume="1"), Command(resume="2")):
         await drive.invoke(graph, value, thread())
         seen.append(await drive.state(graph, thread()))
@@ -239,7 +239,7 @@ async def updates_of_the_state(drive: Drive) -> Any:
 # -- sub-graphs -----------------------------------------------------------------------------------------------------
 
 
-def two_equal_subgraphs(saver: BaseCheckpointSaver[Any], checkpointer: bool | None) -> Pregel[Any]:
+def two_equal_subgraphs(saver: BaseCheckpointSaver[Any], checkpointer: bool | None) -> Any:
     def sub(prefix: str) -> Any:
         builder = StateGraph(Log).add_node("x", writer(f"{prefix}.x"))
         builder.add_node("y", lambda state: {"log": [f"{prefix}.y {interrupt(prefix)}"]})
@@ -253,9 +253,9 @@ def two_equal_subgraphs(saver: BaseCheckpointSaver[Any], checkpointer: bool | No
 async def back_into_the_second_subgraph(drive: Drive) -> Any:
     graph = two_equal_subgraphs(drive.saver, None)
     await drive.invoke(graph, {"log": ["in"]}, thread())
-    seen = [await drive.state(graph, thread(), subgraphs=True)]
+    seen: list[Any] = [await drive.state(graph, thread(), subgraphs=True)]
     await drive.invoke(graph, Command(resume="1"), thread())
-    inside = await drive.state(graph, thread(), subgraphs=True)
+    inside: Any = await drive.state(graph, thread(), subgraphs=True)
     seen.append(inside)
     sub_config = inside.tasks[0].state.config
     assert sub_config["configurable"]["checkpoint_ns"].startswith("two:")
@@ -333,7 +333,7 @@ async def a_failed_sibling(drive: Drive) -> Any:
 
 
 async def twelve_branches_resumed(drive: Drive) -> Any:
-    def branch(number: int) -> Callable[[Log], Log]:
+    def branch(number: int) -> Any:
         return lambda state: {"log": [interrupt("wait") if number == 5 else f"{number:02}"]}
 
     builder = StateGraph(Log)
@@ -382,7 +382,8 @@ async def test_encryption_changes_nothing(saver_factory: Any, name: str, mode: s
 async def test_every_durability_leaves_the_reference_states(saver_factory: Any, durability: str, mode: str) -> None:
     async def scenario(drive: Drive) -> Any:
         graph = two_equal_subgraphs(drive.saver, None)
-        seen = []
+        seen: list[Any] = []
+        value: Any
         for value in ({"log": ["in"]}, Command(resume="1"), Command(resume="2"), {"log": ["next turn"]}):
             await drive.invoke(graph, value, thread(), durability=durability)
             seen.append(await drive.state(graph, thread(), subgraphs=True))
@@ -400,9 +401,9 @@ async def test_versions_as_a_server_numbers_them(saver_factory: Any, mode: str) 
             number = 0 if current is None else int(current.partition(".")[0])
             return f"{number + 1:032d}.{draw.random()}"
 
-        drive.saver.get_next_version = next_version  # type: ignore[method-assign, assignment]
+        drive.saver.get_next_version = next_version
         states = [await time_travel_and_forks(drive), await drive.history(_log_graph(drive.saver), thread())]
-        checkpoint = drive.saver.get_tuple(thread()).checkpoint  # type: ignore[union-attr]
+        checkpoint = drive.saver.get_tuple(thread()).checkpoint
         assert all(re.fullmatch(r"\d{32}\.[\d.e-]+", version) for version in checkpoint["channel_versions"].values())
         return states
 
@@ -415,7 +416,7 @@ def test_the_saver_counts_integers_and_keeps_the_form_of_texts() -> None:
     assert saver.get_next_version(f"{7:032d}.0.25") > f"{7:032d}.0.25"
 
 
-def _log_graph(saver: BaseCheckpointSaver[Any], name: str = "n") -> Pregel[Any]:
+def _log_graph(saver: BaseCheckpointSaver[Any], name: str = "n") -> Any:
     return StateGraph(Log).add_node(name, writer(name)).add_edge(START, name).compile(checkpointer=saver)
 
 
@@ -432,7 +433,7 @@ class Incremental(TypedDict):
     turn: int
 
 
-def incremental_graph(saver: BaseCheckpointSaver[Any]) -> Pregel[Any]:
+def incremental_graph(saver: BaseCheckpointSaver[Any]) -> Any:
     def answer(state: Incremental) -> Any:
         turn = state["turn"]
         return {"messages": [AIMessage(f"answer {turn}")], "notes": [f"note {turn}"]}  # without an id on purpose
@@ -440,7 +441,7 @@ def incremental_graph(saver: BaseCheckpointSaver[Any]) -> Pregel[Any]:
     return StateGraph(Incremental).add_node(answer).add_edge(START, "answer").compile(checkpointer=saver)
 
 
-async def run_turns(drive: Drive, graph: Pregel[Any], turns: range, **options: Any) -> None:
+async def run_turns(drive: Drive, graph: Any, turns: range, **options: Any) -> None:
     for turn in turns:
         config = {**thread(), "metadata": {"run_id": f"run {turn}"}}
         await drive.invoke(graph, {"messages": [HumanMessage(f"question {turn}")], "turn": turn}, config, **options)
@@ -600,7 +601,7 @@ async def test_an_integer_thread_id_is_its_text(saver_factory: Any, mode: str) -
     await drive.invoke(graph, {"log": ["b"]}, thread("7"))
     assert (await drive.state(graph, thread(7))).values["log"] == ["a", "n", "b", "n"]
     assert len(list(drive.saver.list(thread(7)))) == 6
-    drive.saver.delete_thread(7)  # type: ignore[arg-type]
+    drive.saver.delete_thread(7)
     assert list(drive.saver.list(thread("7"))) == []
 
 
@@ -725,6 +726,7 @@ async def test_pruning_between_approvals_runs_no_tool_twice(saver_factory: Any, 
 async def test_every_checkpoint_that_stays_loads_as_before(saver_factory: Any, mode: str) -> None:
     drive = Drive(saver_factory(), mode)
     graph = two_equal_subgraphs(drive.saver, None)
+    value: Any
     for turn in range(4):
         for value in ({"log": ["in"]}, Command(resume="1"), Command(resume="2")):
             await drive.invoke(graph, value, {**thread(), "metadata": {"run_id": f"run {turn}"}})

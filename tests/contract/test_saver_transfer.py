@@ -682,7 +682,7 @@ def test_a_crafted_export_that_names_a_callable_is_refused_when_it_is_read(
     content = base64.b64decode(lines[1]["content"])
     module, name = Order.__module__.encode(), b"Order"
     assert module in content
-    content = content.replace(name, b"syste")
+    content = content.replace(name, b"Other")
     lines[1].update(content=base64.b64encode(content).decode(), digest=digest_of("t1", content))
     end = PancakeSaver(tmp_path / "b.db")
     lines.pop()
