@@ -52,7 +52,7 @@ def strict(where: str) -> None:
     told: list[object] = []
     saver.subscribe(told.append)
     builder = StateGraph(Noted).add_node("node", lambda state: {"note": Note("a"), "level": Level.HIGH})
-    graph = builder.add_edge(START, "node").compile(checkpointer=saver)
+    graph: Any = builder.add_edge(START, "node").compile(checkpointer=saver)
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke({"messages": [HumanMessage("Hi")]}, config)
     values = graph.get_state(config).values
@@ -126,10 +126,11 @@ def hammer(where: str, name: str, num_threads: str, num_writes: str) -> None:
     def work(number: int) -> None:
         thread_id = f"{name} {number}" if number % 2 == 0 else "common"
         config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+        metadata: Any = {"writer": f"{name} {number}"}
         try:
             for step in range(int(num_writes) // 2):
                 checkpoint = checkpoint_of(step, [item(step)])
-                config = saver.put(config, checkpoint, {"writer": f"{name} {number}"}, checkpoint["channel_versions"])
+                config = saver.put(config, checkpoint, metadata, checkpoint["channel_versions"])
                 saver.put_writes(config, [("n", step)], f"{name} {number} {step}")
         except BaseException as exc:
             failed.append(exc)
@@ -154,9 +155,8 @@ def leave(where: str, count: str) -> None:
         queued = [asyncio.ensure_future(saver.aput(config, each, {}, each["channel_versions"])) for each in checkpoints]
         threading.Thread(target=lambda: saver.put(config, checkpoint_of(1000, []), {}, {})).start()
         await asyncio.gather(*queued)
-        unfinished = [saver.aput(config, each, {}, each["channel_versions"]) for each in checkpoints]
-        asyncio.gather(*unfinished)
-        await asyncio.sleep(0)
+        queued = [asyncio.ensure_future(saver.aput(config, each, {}, each["channel_versions"])) for each in checkpoints]
+        await asyncio.sleep(0)  # these were begun, and are called off by the loop's end
 
     asyncio.run(main())
     print("end", flush=True)

@@ -25,16 +25,10 @@ from langgraph.checkpoint.base import (
 )
 
 from pancake_langgraph._errors import ConfigError, CorruptCheckpoint, ThreadDeleted
+from pancake_langgraph.checkpoint.chunks import chunks_of_new, chunks_of_stored
 from pancake_langgraph.checkpoint.codec import Codec
-from pancake_langgraph.checkpoint.elements import ElementSink, Listed, Ref, open_entries, open_refs
-from pancake_langgraph.checkpoint.memory import (
-    Latest,
-    Memory,
-    Remembered,
-    StoredList,
-    remember_list,
-    remember_single,
-)
+from pancake_langgraph.checkpoint.elements import FANOUT, ElementSink, Listed, Ref, open_entries, open_refs
+from pancake_langgraph.checkpoint.memory import Latest, Memory, Remembered, remember_single
 from pancake_langgraph.checkpoint.record import (
     Record,
     place_of_element,
@@ -194,7 +188,7 @@ class Core:
         sink = ElementSink(self.seal.digest)
         rows = []
         for position, (channel, value) in enumerate(writes):
-            ref = _stored(codec, sink, channel, value, None, None).ref
+            ref = _ref_of(codec, sink, channel, value)
             idx = WRITES_IDX_MAP.get(channel, position)
             row = WriteRow(Spot(checkpoint_ns, checkpoint_id), task_path, task_id, idx, channel, b"")
             body = self.seal.seal(ormsgpack.packb(ref.packed()), place_of_write(thread_id, row))
@@ -244,17 +238,15 @@ class Core:
             StateTypeError: if it holds a type that is not allowed.
         """
         thread_id, checkpoint_ns, checkpoint_id = place_of(config)
-        for attempt in range(2):
+        for _ in range(2):  # the latest may be taken out while it is read, and another one be the latest then
             row = self.store.get_checkpoint(thread_id, checkpoint_ns, checkpoint_id)
             if row is None or row.is_hidden:
                 return None
-            try:
-                found = self._tuple(codec, thread_id, row, is_latest=checkpoint_id is None)
-            except CorruptCheckpoint:
-                if attempt:  # else it may have been pruned between two reads
-                    raise
-            else:
+            found = self._whole(codec, thread_id, row, is_latest=checkpoint_id is None)
+            if found is not None:
                 break
+        else:
+            return None
         if self._refresh_on_read and self._ttl_s is not None:
             self.store.touch(thread_id, expires_at_s=time.time() + self._ttl_s)
         return found
@@ -287,12 +279,9 @@ class Core:
                 metadata = self._metadata(codec, thread_id, row)
                 if any(metadata.get(key) != value for key, value in (filter or {}).items()):
                     continue
-                try:
-                    found = self._tuple(codec, thread_id, row, is_latest=False)
-                except CorruptCheckpoint:
-                    if self.store.get_checkpoint(thread_id, *row.spot) is not None:
-                        raise
-                    continue  # taken out while the iteration was paused
+                found = self._whole(codec, thread_id, row, is_latest=False)
+                if found is None:
+                    continue
                 yield found
                 if left is not None:
                     left -= 1
@@ -332,7 +321,24 @@ class Core:
             raise CorruptCheckpoint(f"{what}: damaged; restore the store from a copy") from exc
 
     def _metadata(self, codec: Codec, thread_id: str, row: CheckpointRow) -> dict[str, Any]:
-        return cast("dict[str, Any]", codec.decode(self.record(thread_id, row).metadata, channel="(metadata)"))
+        return _decoded(codec, self.record(thread_id, row).metadata, "(metadata)")
+
+    def _whole(self, codec: Codec, thread_id: str, row: CheckpointRow, *, is_latest: bool) -> CheckpointTuple | None:
+        """Return what a row stands for; `None` if it was taken out before all of it was read."""
+        corrupt: CorruptCheckpoint | None = None
+        found = None
+        try:
+            found = self._tuple(codec, thread_id, row, is_latest=is_latest)
+        except CorruptCheckpoint as exc:
+            corrupt = exc
+        else:
+            if found.pending_writes:  # a row and its writes are taken out at once
+                return found
+        if self.store.get_checkpoint(thread_id, *row.spot) is None:
+            return None
+        if corrupt is not None:
+            raise corrupt
+        return found
 
     def _tuple(self, codec: Codec, thread_id: str, row: CheckpointRow, *, is_latest: bool) -> CheckpointTuple:
         record = self.record(thread_id, row)
@@ -341,7 +347,7 @@ class Core:
         refs |= {f"w{number}": self.ref_of(thread_id, write) for number, write in enumerate(writes)}
         opened = self._opened(codec, thread_id, refs, {f"w{n}": write.channel for n, write in enumerate(writes)})
         values = {channel: opened[f"c{channel}"].value for channel in record.values}
-        fields = cast("dict[str, Any]", codec.decode(record.fields, channel="(checkpoint)"))
+        fields = _decoded(codec, record.fields, "(checkpoint)")
         fields["channel_values"] = values
         if is_latest:
             versions = fields.get("channel_versions") or {}
@@ -349,7 +355,7 @@ class Core:
         return CheckpointTuple(
             config=config_of(thread_id, row.spot),
             checkpoint=cast("Checkpoint", fields),
-            metadata=cast("CheckpointMetadata", codec.decode(record.metadata, channel="(metadata)")),
+            metadata=cast("CheckpointMetadata", _decoded(codec, record.metadata, "(metadata)")),
             parent_config=None
             if row.parent_id is None
             else config_of(thread_id, row.spot._replace(checkpoint_id=row.parent_id)),
@@ -371,7 +377,7 @@ class Core:
                 part = encodings[at : at + len(value.entries)]
                 at += len(part)
                 items = [codec.decode(encoding, channel=channel) for encoding in part]
-                opened[key] = Opened(items, StoredList(refs[key], value.entries, value.full_leaves))
+                opened[key] = Opened(items, value)
             else:
                 opened[key] = Opened(codec.decode(value, channel=channel), None)
         return opened
@@ -393,8 +399,8 @@ class Core:
                 if digest not in found:
                     raise CorruptCheckpoint(
                         f"thread {thread_id!r}: {len(hashes) - len(found)} stored parts are missing; the store has "
-                        "lost them (does the server evict keys when memory is full?); go back to an older checkpoint or "
-                        "restore the store from a copy"
+                        "lost them (does the server evict keys when memory is full?); go back to an older checkpoint "
+                        "or restore the store from a copy"
                     )
             return {digest: self.open_element(thread_id, digest, data) for digest, data in found.items()}
 
@@ -411,8 +417,10 @@ class Core:
         for channel, ref in record.values.items():
             value = opened[f"c{channel}"]
             version = versions.get(channel)
-            if value.stored is not None:
-                channels[channel] = remember_list(version, value.stored, cast("list[object]", value.value))
+            if value.listed is not None:
+                items, listed = cast("list[object]", value.value), value.listed
+                chunks = chunks_of_stored(items, listed.entries, listed.full_leaves)
+                channels[channel] = Remembered(version, ref, chunks=chunks)
             else:
                 channels[channel] = remember_single(version, ref, value.value)
         self.memory.put(thread_id, Latest(spot, channels))
@@ -423,7 +431,7 @@ class Opened:
     """A decoded value, and if it is a list how it is stored."""
 
     value: object
-    stored: StoredList | None
+    listed: Listed | None
 
 
 def place_of(config: RunnableConfig) -> tuple[str, str, str | None]:
@@ -451,6 +459,13 @@ def config_of(thread_id: str, spot: Spot) -> RunnableConfig:
     }
 
 
+def _decoded(codec: Codec, data: bytes, what: str) -> dict[str, Any]:
+    found = codec.decode(data, channel=what)
+    if type(found) is not dict:
+        raise CorruptCheckpoint(f"{what}: a {type(found).__name__} in place of a dict; restore the store from a copy")
+    return found
+
+
 def _run_id(config: RunnableConfig) -> str:
     found = (config.get("metadata") or {}).get("run_id") or (config.get("configurable") or {}).get("run_id") or ""
     return str(found)
@@ -464,16 +479,21 @@ def _stored(
         if known is not None and known.value is value:
             return replace(known, version=version)
         return remember_single(version, sink.single(codec.encode(value, channel=channel)), value)
-    if known is not None and known.is_front_of(value):
-        new = [sink.entry(codec.encode(item, channel=channel)) for item in value[len(known.items) :]]
-        full = (*known.entries, *new)
-        ref, leaves = sink.list_of(full, known.full_leaves)
-        return remember_list(version, StoredList(ref, full, leaves), value, known)
-    entries = known.known_entries(value) if known is not None else [None] * len(value)
-    kept = known.kept_leaves(entries) if known is not None else ()
-    full = tuple(
-        sink.entry(codec.encode(item, channel=channel)) if entry is None else entry
-        for item, entry in zip(value, entries, strict=True)
+    listing = chunks_of_new(
+        value,
+        () if known is None else known.chunks,
+        encode=lambda item: sink.entry(codec.encode(item, channel=channel)),
+        leaf=sink.leaf,
     )
-    ref, leaves = sink.list_of(full, kept)
-    return remember_list(version, StoredList(ref, full, leaves), value)
+    chunks = listing.chunks
+    leaves = [leaf for chunk in chunks for leaf in chunk.leaves]
+    rest = chunks[-1].entries[len(chunks[-1].leaves) * FANOUT :] if chunks else ()
+    num_kept = sum(len(chunk.leaves) for chunk in chunks[: listing.num_shared])
+    return Remembered(version, sink.joined(leaves, rest, num_kept=num_kept), chunks=chunks)
+
+
+def _ref_of(codec: Codec, sink: ElementSink, channel: str, value: object) -> Ref:
+    """Encode a value into `sink`; return the reference to it."""
+    if type(value) is not list:
+        return sink.single(codec.encode(value, channel=channel))
+    return sink.list_of([sink.entry(codec.encode(item, channel=channel)) for item in value])[0]

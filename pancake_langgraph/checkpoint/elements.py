@@ -89,6 +89,10 @@ class ElementSink:
             return Ref(RefKind.INLINE, encoding)
         return Ref(RefKind.ELEMENT, self.add(encoding))
 
+    def leaf(self, entries: Sequence[bytes]) -> bytes:
+        """Take a leaf of up to `FANOUT` entries; return its hash."""
+        return self.add(ormsgpack.packb(list(entries)))
+
     def list_of(self, entries: Sequence[bytes], kept: Sequence[bytes] = ()) -> tuple[Ref, tuple[bytes, ...]]:
         """Return the reference to a list, and the hashes of its full leaves.
 
@@ -97,15 +101,30 @@ class ElementSink:
             kept: Hashes of leading full leaves that are stored already (from an earlier call, of the same entries).
         """
         if len(entries) <= FANOUT:
-            return Ref(RefKind.LEAF, ormsgpack.packb(list(entries))), ()
-        starts = range(len(kept) * FANOUT, len(entries), FANOUT)
-        leaves = [*kept, *(self.add(ormsgpack.packb(list(entries[at : at + FANOUT]))) for at in starts)]
-        full = tuple(leaves[: len(entries) // FANOUT])
+            return self.joined((), entries), ()
+        starts = range(len(kept) * FANOUT, len(entries) - FANOUT + 1, FANOUT)
+        full = (*kept, *(self.leaf(entries[at : at + FANOUT]) for at in starts))
+        return self.joined(full, entries[len(full) * FANOUT :]), full
+
+    def joined(self, full_leaves: Sequence[bytes], rest: Sequence[bytes], *, num_kept: int = 0) -> Ref:
+        """Return the reference to a list.
+
+        Args:
+            full_leaves: Hashes of its full leaves; none if it has no more than `FANOUT` entries.
+            rest: The entries behind them.
+            num_kept: How many full leaves a list began with that is stored already, and these here begin with.
+        """
+        if not full_leaves:
+            return Ref(RefKind.LEAF, ormsgpack.packb(list(rest)))
+        level = [*full_leaves, self.leaf(rest)] if rest else list(full_leaves)
         height = 0
-        while len(leaves) > FANOUT:
-            leaves = [self.add(b"".join(leaves[at : at + FANOUT])) for at in range(0, len(leaves), FANOUT)]
+        while len(level) > FANOUT:
+            nodes = [b"".join(level[at : at + FANOUT]) for at in range(0, len(level), FANOUT)]
+            # Nodes before the last kept child of this level lie in the stored list as well.
+            num_kept = max(num_kept - 1, 0) // FANOUT
+            level = [*map(self._digest, nodes[:num_kept]), *map(self.add, nodes[num_kept:])]
             height += 1
-        return Ref(RefKind.TREE, b"".join(leaves), height), full
+        return Ref(RefKind.TREE, b"".join(level), height)
 
 
 #: Fetches elements' plain bytes; raises `CorruptCheckpoint` when one is missing.

@@ -1,87 +1,38 @@
-"""Remembers what was stored last, so that the next step encodes only what is new.
-
-An item is recognized when it is the same object and has not changed: immutable values by identity alone, chat messages
-by comparing all their fields with a copy (containers copied deeply).  Anything else is encoded again at every step.  A
-message changed in place is therefore noticed, with one exception: a value inside one of its containers that was
-replaced by an equal one of another type (`True` by `1`).
-"""
+"""Remembers what was stored last, so that the next step encodes only what is new."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import is_
-from typing import Any, Final
+from typing import Final
 
-from langchain_core.messages import BaseMessage
-
-from pancake_langgraph.checkpoint.elements import FANOUT, Ref
+from pancake_langgraph.checkpoint.chunks import CHUNK, IMMUTABLE, OPAQUE, Chunk
+from pancake_langgraph.checkpoint.elements import Ref
 from pancake_langgraph.checkpoint.rows import Spot
 
 MAX_NAMESPACES: Final = 256
 MAX_ITEMS: Final = 200_000
-_IMMUTABLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
-#: Stands for an item that cannot be recognized again; no item is this object.
-OPAQUE: Final = object()
-# Copies of what is empty; shared, since thousands of them at every read are work for the garbage collector.
-_NO_LIST: Final[list[Any]] = []
-_NO_DICT: Final[dict[Any, Any]] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredList:
-    """How a list was stored: its reference, one entry for each item, and the hashes of its full leaves."""
-
-    ref: Ref
-    entries: tuple[bytes, ...]
-    full_leaves: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """One channel as it was stored: a list's `items` with their `entries`, or a single `value`.
-
-    `messages` are those of the items that are messages, `live` and `extras` their own dictionaries of fields and of
-    further fields, `states` copies of the former as they were stored.
-    """
+    """One channel as it was stored: a list in `chunks`, or a single `value`."""
 
     version: object
     ref: Ref
     value: object = OPAQUE
-    items: tuple[object, ...] = ()
-    entries: tuple[bytes, ...] = ()
-    full_leaves: tuple[bytes, ...] = ()
-    messages: tuple[BaseMessage, ...] = ()
-    live: tuple[dict[str, Any], ...] = ()
-    extras: tuple[dict[str, Any] | None, ...] = ()
-    states: tuple[dict[str, Any], ...] = ()
+    chunks: tuple[Chunk, ...] = ()
 
-    def is_unchanged(self) -> bool:
-        """Say whether no message was changed in place since."""
-        # The one part of a put that grows with history: two passes without a line of Python per message.
-        return not any(self.extras) and self.live == self.states
+    @property
+    def num_items(self) -> int:
+        """Number of list items."""
+        return (len(self.chunks) - 1) * CHUNK + len(self.chunks[-1].items) if self.chunks else 0
 
-    def is_front_of(self, items: Sequence[object]) -> bool:
-        """Say whether `items` begin with all that is remembered, unchanged."""
-        return len(self.items) <= len(items) and all(map(is_, self.items, items)) and self.is_unchanged()
-
-    def known_entries(self, items: Sequence[object]) -> list[bytes | None]:
-        """Return for each of `items` its stored entry, or `None` where it has to be encoded."""
-        shared = min(len(items), len(self.items))
-        if all(map(is_, self.items[:shared], items)) and self.is_unchanged():
-            return [*self.entries[:shared], *[None] * (len(items) - shared)]
-        states = {id(message): state for message, state in zip(self.messages, self.states, strict=True)}
-        return [
-            entry if index < len(self.items) and item is self.items[index] and _is_same(item, states) else None
-            for index, (item, entry) in enumerate(zip(items, [*self.entries, *[b""] * len(items)], strict=False))
-        ]
-
-    def kept_leaves(self, known: Sequence[bytes | None]) -> tuple[bytes, ...]:
-        """Return the hashes of leading full leaves all of whose entries are known."""
-        first = next((index for index, entry in enumerate(known) if entry is None), len(known))
-        return self.full_leaves[: first // FANOUT]
+    def entries(self) -> Iterator[bytes]:
+        """Iterate over the entries of a list's items, in order."""
+        return (entry for chunk in self.chunks for entry in chunk.entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +45,7 @@ class Latest:
     @property
     def num_items(self) -> int:
         """Number of list items kept alive."""
-        return sum(len(channel.items) for channel in self.channels.values())
+        return sum(channel.num_items for channel in self.channels.values())
 
 
 class Memory:
@@ -136,76 +87,6 @@ class Memory:
             self._num_items -= gone.num_items
 
 
-def remember_list(
-    version: object, stored: StoredList, items: Sequence[object], known: Remembered | None = None
-) -> Remembered:
-    """Remember a stored list.
-
-    Args:
-        version: The channel's version.
-        stored: How it was stored.
-        items: Its items.
-        known: What was remembered before, if all its items are still in front, unchanged: their copies are taken over.
-    """
-    kept = [] if known is None else list(known.items)
-    messages = [] if known is None else list(known.messages)
-    live = [] if known is None else list(known.live)
-    extras = [] if known is None else list(known.extras)
-    states = [] if known is None else list(known.states)
-    for item in items[len(kept) :]:
-        state = _state(item)
-        kept.append(item if type(item) in _IMMUTABLE or state is not None else OPAQUE)
-        if state is not None and isinstance(item, BaseMessage):
-            messages.append(item)
-            live.append(item.__dict__)
-            extras.append(item.__pydantic_extra__)
-            states.append(state)
-    return Remembered(
-        version,
-        stored.ref,
-        items=tuple(kept),
-        entries=stored.entries,
-        full_leaves=stored.full_leaves,
-        messages=tuple(messages),
-        live=tuple(live),
-        extras=tuple(extras),
-        states=tuple(states),
-    )
-
-
 def remember_single(version: object, ref: Ref, value: object) -> Remembered:
     """Remember a stored value that is no list."""
-    return Remembered(version, ref, value if type(value) in _IMMUTABLE else OPAQUE)
-
-
-def _is_same(item: object, states: Mapping[int, dict[str, Any]]) -> bool:
-    if not isinstance(item, BaseMessage):
-        return type(item) in _IMMUTABLE
-    return not item.__pydantic_extra__ and item.__dict__ == states.get(id(item))
-
-
-def _state(item: object) -> dict[str, Any] | None:
-    """Return a copy of a message's fields; `None` where they cannot be compared safely later."""
-    if not isinstance(item, BaseMessage) or item.__pydantic_extra__ or item.__pydantic_private__:
-        return None
-    if type(item).model_config.get("validate_assignment"):  # then an assignment replaces the dictionary of fields
-        return None
-    state = item.__dict__.copy()
-    try:
-        for name, value in item.__dict__.items():
-            if type(value) not in _IMMUTABLE:
-                state[name] = _copied(value)
-    except TypeError:
-        return None
-    return state
-
-
-def _copied(value: Any) -> Any:
-    kind = type(value)
-    if kind in _IMMUTABLE:
-        return value
-    if kind is list:
-        return [_copied(item) for item in value] if value else _NO_LIST
-    if kind is dict:
-        return {key: _copied(item) for key, item in value.items()} if value else _NO_DICT
-    raise TypeError
+    return Remembered(version, ref, value if type(value) in IMMUTABLE else OPAQUE)

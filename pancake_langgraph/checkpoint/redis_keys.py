@@ -162,7 +162,7 @@ def pack_row(row: CheckpointRow) -> bytes:
 
 def unpack_row(field: bytes, data: bytes) -> CheckpointRow:
     """Decode a checkpoint row.  Raises as `_unpack`."""
-    parent_id, run_id, is_hidden, body = _unpack(data, 4)
+    parent_id, run_id, is_hidden, body = _unpack(data, (str, type(None)), str, bool, bytes)
     namespace, _, checkpoint_id = field.partition(_END)
     return CheckpointRow(
         Spot(_unescaped(namespace), _unescaped(checkpoint_id)), parent_id, run_id, body, is_hidden=is_hidden
@@ -176,13 +176,13 @@ def pack_write(row: WriteRow) -> bytes:
 
 def unpack_write(field: bytes, data: bytes) -> WriteRow:
     """Decode a write row.  Raises as `_unpack`."""
-    task_path, channel, body = _unpack(data, 3)
+    task_path, channel, body = _unpack(data, str, str, bytes)
     namespace, checkpoint_id, task_id, idx = field.split(_END)
     spot = Spot(_unescaped(namespace), _unescaped(checkpoint_id))
     return WriteRow(spot, task_path, _unescaped(task_id), int(idx), channel, body)
 
 
-def _unpack(data: bytes, num_values: int) -> list[Any]:
+def _unpack(data: bytes, *kinds: type | tuple[type, ...]) -> list[Any]:
     """Decode a row.
 
     Raises:
@@ -199,6 +199,6 @@ def _unpack(data: bytes, num_values: int) -> list[Any]:
         raise SchemaMismatch(
             f"a row has format {values[0]!r:.20}, this package reads {FORMAT}; install a later pancake-langgraph"
         )
-    if len(values) != num_values + 1:
-        raise CorruptCheckpoint(f"a row has {len(values)} values in place of {num_values + 1}; restore it from a copy")
+    if len(values) != len(kinds) + 1 or not all(map(isinstance, values[1:], kinds)):
+        raise CorruptCheckpoint(f"a row of {len(data)} bytes has other parts than a row; restore it from a copy")
     return values[1:]

@@ -23,7 +23,6 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.pregel import Pregel
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
@@ -52,6 +51,9 @@ REDIS = pytest.mark.parametrize("saver_factory", ["redis"], indirect=True)
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 SEALS = pytest.mark.parametrize("keys", [[], [KEY]], ids=["plain", "encrypted"])
 
+#: Some are kept within their list, some apart from it.
+ITEMS = [f"{n} " * (n % 2 * 50 + 5) for n in range(40)]
+
 
 class Chat(TypedDict):
     messages: Annotated[list[AnyMessage], add_messages]
@@ -63,11 +65,11 @@ def thread(name: str = "t", **more: Any) -> Any:
     return {"configurable": {"thread_id": name, **more}}
 
 
-def chat_graph(saver: PancakeSaver) -> Pregel[Any]:
+def chat_graph(saver: PancakeSaver) -> Any:
     """Return a graph whose states have a bit of everything: a long list, a message, a nested value, open writes."""
 
     def answer(state: Chat) -> Any:
-        return {"messages": [AIMessage("Hello", id="a")], "items": [f"{n}" * 40 for n in range(40)], "extra": {"x": 1}}
+        return {"messages": [AIMessage("Hello", id="a")], "items": ITEMS, "extra": {"x": 1}}
 
     builder = StateGraph(Chat).add_node(answer).add_node("ask", lambda state: {"extra": interrupt("Go on?")})
     return builder.add_edge(START, "answer").add_edge("answer", "ask").compile(checkpointer=saver)
@@ -78,7 +80,7 @@ def run_chat(saver: PancakeSaver, name: str = "t") -> list[CheckpointTuple]:
     return list(saver.list(thread(name)))
 
 
-async def call(graph: Pregel[Any], mode: str, value: Any, **options: Any) -> Any:
+async def call(graph: Any, mode: str, value: Any, **options: Any) -> Any:
     if mode == "async":
         return await graph.ainvoke(value, thread(), **options)
     return await asyncio.to_thread(graph.invoke, value, thread(), **options)
@@ -185,13 +187,12 @@ async def test_a_paused_listing_holds_up_nobody(saver_factory: Any) -> None:
 def test_a_listing_goes_on_over_what_is_taken_out_meanwhile(saver_factory: Any) -> None:
     saver = saver_factory()
     before = run_chat(saver)
-    listing = saver.list(thread())
-    assert next(listing) == before[0]
+    listing, other = saver.list(thread()), saver.list(thread())
+    assert next(listing) == next(other) == before[0]
     saver.prune(["t"])
     assert list(listing) == []
-    listing = saver.list(thread())
     saver.delete_thread("t")
-    assert list(listing) == []
+    assert list(other) == []
 
 
 async def test_two_loops_at_once(saver_factory: Any) -> None:
@@ -250,7 +251,7 @@ async def test_a_server_that_hangs_gives_a_bounded_error(start_valkey: Any, mode
         process_id = client.info("server")["process_id"]
     with PancakeSaver(f"{server.url}?socket_timeout=0.2") as saver:
         graph = chat_graph(saver)
-        value = {"messages": [], "items": [], "extra": None}
+        value: Any = {"messages": [], "items": [], "extra": None}
         os.kill(process_id, signal.SIGSTOP)
         try:
             with pytest.raises(StoreUnavailable, match="did not answer"):
@@ -303,7 +304,7 @@ async def test_a_run_that_outlives_its_thread_does_not_revive_it(saver_factory: 
 
     builder = StateGraph(Chat).add_node(slow).add_node("after", lambda state: {"extra": "after"})
     graph = builder.add_edge(START, "slow").add_edge("slow", "after").compile(checkpointer=saver)
-    value = {"messages": [], "items": [], "extra": None}
+    value: Any = {"messages": [], "items": [], "extra": None}
     zombie = asyncio.ensure_future(call(graph, mode, value))
     await asyncio.to_thread(reached.wait, WAIT_S)
     await saver.adelete_thread("t")
@@ -312,7 +313,6 @@ async def test_a_run_that_outlives_its_thread_does_not_revive_it(saver_factory: 
         await zombie
     assert await saver.aget_tuple(thread()) is None
     assert list(saver.list(None)) == []
-    assert list(saver.threads()) == []
     await call(graph, mode, {**value, "items": ["new"]})
     assert graph.get_state(thread()).values["items"] == ["new"]
     assert len(list(saver.list(thread()))) == 4
@@ -356,6 +356,9 @@ def unchanged_or_corrupt(saver: PancakeSaver, expected: list[CheckpointTuple]) -
         found = [*saver.list(thread()), saver.get_tuple(thread())]
     except CorruptCheckpoint:
         return True
+    except (SchemaMismatch, StoreUnavailable):  # a server's row whose format number, or mark as hidden, was hit
+        assert "redis" in type(saver._core.store).__module__
+        return True
     assert found == [*expected, expected[0]]
     return False
 
@@ -370,10 +373,10 @@ def test_a_flipped_byte_is_found(saver_factory: Any, database: Database, keys: l
         *database.cells("writes", "body"),
         *database.cells("elements", "data"),
     ]
-    assert len(cells) > 30
-    for table, column, key, value in cells:
+    assert len(cells) > 20
+    for number, (table, column, key, value) in enumerate(cells):
         assert not unchanged_or_corrupt(saver, expected)
-        for at in range(hash(column) % 3, len(value), 10):
+        for at in range(number % 10, len(value), 10):
             damaged = value[:at] + bytes([value[at] ^ (1 << at % 8)]) + value[at + 1 :]
             database.write(table, column, key, value, damaged)
             unchanged_or_corrupt(saver, expected)
@@ -426,8 +429,8 @@ def test_a_flipped_byte_is_found_in_a_server(saver_factory: Any, valkey: Any, ke
     num_refused = num_flips = 0
     with valkey.client() as client:
         for key in (b"pancake:{t}:c", b"pancake:{t}:w", b"pancake:{t}:e"):
-            for field, value in client.hgetall(key).items():
-                for at in range(0, len(value), 10):
+            for number, (field, value) in enumerate(client.hgetall(key).items()):
+                for at in range(number % 10, len(value), 10):
                     client.hset(key, field, value[:at] + bytes([value[at] ^ (1 << at % 8)]) + value[at + 1 :])
                     num_refused += unchanged_or_corrupt(saver, expected)
                     num_flips += 1
@@ -442,10 +445,9 @@ def test_rows_that_changed_threads_are_refused(saver_factory: Any, database: Dat
     saver = saver_factory(keys=keys)
     run_chat(saver, "t")
     run_chat(saver, "u")
-    swap = "UPDATE {} SET thread = 3 - thread"
     for table in ("checkpoints", "writes", "elements"):
-        database.connection.execute(swap.format(f"{table} NOT INDEXED").replace("= 3", "= -3 +"))
-        database.connection.execute(f"UPDATE {table} SET thread = -thread WHERE thread < 0")
+        database.connection.execute(f"UPDATE {table} SET thread = -thread")
+        database.connection.execute(f"UPDATE {table} SET thread = thread + 3")
     for name in ("t", "u"):
         with pytest.raises(CorruptCheckpoint):
             saver.get_tuple(thread(name))
@@ -567,7 +569,7 @@ async def test_a_file_that_takes_no_more_leaves_the_thread_resumable(
     run_chat(saver)
     graph = chat_graph(saver)
     before = graph.get_state(thread())
-    connection = saver._core.store._connection
+    connection = saver._core.store._link._connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count={pages}" if trouble == "full" else "PRAGMA query_only=1")
     large = {"messages": [HumanMessage("x" * 100_000)], "items": [], "extra": None}
@@ -594,7 +596,7 @@ UNSTORABLE: dict[str, tuple[Any, str]] = {
     "module": (json, "module cannot be stored"),
     "function": (json.loads, "function cannot be stored"),
     "file": (sys.stderr, "cannot be stored"),
-    "generator": ((n for n in ()), "generator cannot be stored"),
+    "generator": ((n for n in ""), "generator cannot be stored"),
     "class": (Known, "cannot be stored"),
     "app class": (Unknown(number=1), r"allow=\[Unknown\]"),
 }
@@ -621,13 +623,11 @@ async def test_what_cannot_be_stored_stops_the_step(saver_factory: Any, name: st
 
 @SHARED
 def test_an_app_class_comes_back_only_where_it_is_allowed(saver_factory: Any) -> None:
-    graph = StateGraph(Chat).add_node("n", lambda state: {"extra": [Known(number=1)]}).add_edge(START, "n")
-    graph.compile(checkpointer=saver_factory(allow=[Known])).invoke({"messages": []}, thread())
-    for allow in ([Known], [(Known.__module__, Known.__qualname__)]):
-        if Known.__module__ in sys.modules:
-            assert saver_factory(allow=allow).get_tuple(thread()).checkpoint["channel_values"]["extra"] == [
-                Known(number=1)
-            ]
+    builder = StateGraph(Chat).add_node("n", lambda state: {"extra": [Known(number=1)]}).add_edge(START, "n")
+    graph: Any = builder.compile(checkpointer=saver_factory(allow=[Known]))
+    graph.invoke({"messages": []}, thread())
+    found = saver_factory(allow=[Unknown, Known]).get_tuple(thread())
+    assert found.checkpoint["channel_values"]["extra"] == [Known(number=1)]
     with pytest.raises(StateTypeError, match=r"channel 'extra'.*Known.*allow=\[Known\]"):
         saver_factory(allow=[Unknown]).get_tuple(thread())
 
