@@ -15,6 +15,8 @@ from pancake_langgraph._errors import CorruptCheckpoint, SchemaMismatch, StoreUn
 APPLICATION_ID: Final = 0x50434B53
 SCHEMA_VERSION: Final = 1
 BUSY_TIMEOUT_S: Final = 30.0
+#: Pages of the file that may stay in memory; with SQLite's 2 MB, reading one long thread drops what the next put needs.
+_CACHE_KIB: Final = 16_384
 
 _SCHEMA: Final = (
     """CREATE TABLE threads (
@@ -111,6 +113,7 @@ class SqliteLink:
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             connection.execute("COMMIT")
         connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
 
     def _is_ours(self, connection: sqlite3.Connection) -> bool:
         """Say whether the schema is there.
