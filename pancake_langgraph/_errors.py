@@ -115,7 +115,7 @@ class CorruptCheckpoint(CheckpointError, ValueError):
 
 
 class ThreadDeleted(CheckpointError):
-    """A run wrote to a thread that was deleted meanwhile; the thread stays deleted."""
+    """A run wrote to, or read from, a thread that was deleted or expired meanwhile; the thread stays deleted."""
 
 
 class StoreUnavailable(CheckpointError, ConnectionError):

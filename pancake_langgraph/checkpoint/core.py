@@ -224,7 +224,7 @@ class Core:
     def _sweep_sometimes(self) -> None:
         with self._lock:
             self._writes += 1
-            is_due = self._ttl_s is not None and self._writes % _SWEEP_EVERY == 1
+            is_due = self._writes % _SWEEP_EVERY == 1  # without a time to live too: deletions are forgotten by it
         if is_due:
             self.store.expire(now_s=time.time())
 

@@ -405,7 +405,7 @@ async def test_every_kind_of_graph_runs_as_without_the_runtime(
 
 
 async def outcome_of(work: Awaitable[list[str]]) -> list[str] | str:
-    """Return the result, or what was raised: some releases of LangGraph 1.2 fail on events of the functional API themselves."""
+    """Return the result, or what was raised: some releases of LangGraph fail on functional graphs themselves."""
     try:
         return await work
     except Exception as exc:
