@@ -29,7 +29,8 @@ def strict_roles(messages: Sequence[WireObject]) -> list[WireObject]:
     """Fit templates that allow one system message, first, and no two equal roles in a row.
 
     Leading system messages become one.  A later one becomes part of the user's turn where it stands, so that the
-    bytes before it never change.  Neighbours of one role are joined with an empty line; tool results stay apart.
+    bytes before it never change.  Neighbours of one role are joined with an empty line, also where another agent speaks
+    (a supervisor's hand-over behind a worker's answer); tool results stay apart.
     """
     fitted: list[WireObject] = []
     for message in messages:
@@ -38,7 +39,7 @@ def strict_roles(messages: Sequence[WireObject]) -> list[WireObject]:
             only_system = all(kept.get("role") == "system" for kept in fitted)
             message = {**message, "role": "system" if only_system else "user"}
         if fitted and _joinable(fitted[-1], message):
-            fitted[-1] = {**fitted[-1], "content": _joined(fitted[-1].get("content"), message.get("content"))}
+            fitted[-1] = _merged(fitted[-1], message)
         else:
             fitted.append(message)
     return fitted
@@ -122,13 +123,22 @@ def _parsable(call: WireObject) -> WireObject:
 
 def _joinable(left: WireObject, right: WireObject) -> bool:
     role = left.get("role")
-    plain = not left.get("tool_calls") and not right.get("tool_calls")
-    return role == right.get("role") and role != "tool" and plain and left.get("name") == right.get("name")
+    return role == right.get("role") and role != "tool" and not left.get("tool_calls")
+
+
+def _merged(left: WireObject, right: WireObject) -> WireObject:
+    """Join two messages of one role; a name they do not share is dropped, calls of the second are kept."""
+    merged = {**left, "content": _joined(left.get("content") or "", right.get("content") or "")}
+    if left.get("name") != right.get("name"):
+        merged.pop("name", None)
+    if right.get("tool_calls"):
+        merged["tool_calls"] = right["tool_calls"]
+    return merged
 
 
 def _joined(left: Any, right: Any) -> Any:
     if isinstance(left, str) and isinstance(right, str):
-        return f"{left}\n\n{right}"
+        return f"{left}\n\n{right}" if left and right else left or right
     return [*_parts(left), *_parts(right)]
 
 
