@@ -79,10 +79,18 @@ class Stored:
     channels: tuple[str, ...]
     next_nodes: tuple[str, ...]
     latest: Latest | None = None
-    is_checkpoint: bool = False
 
 
 Listener = Callable[[Stored], None]
+
+
+def tell(listeners: Sequence[Listener], stored: Stored) -> None:
+    """Tell all listeners; one that fails is logged and costs the write and the others nothing."""
+    for listener in tuple(listeners):
+        try:
+            listener(stored)
+        except Exception:
+            logger.warning("a listener of the saver failed", exc_info=True)
 
 
 class Core:
@@ -169,7 +177,7 @@ class Core:
         self.memory.put(thread_id, plan.latest)
         spot = plan.put.row.spot
         latest = plan.latest
-        self._tell(Stored(thread_id, spot, tuple(latest.channels), plan.next_nodes, latest, is_checkpoint=True))
+        tell(self.listeners, Stored(thread_id, spot, tuple(latest.channels), plan.next_nodes, latest))
         self._sweep_sometimes()
         return config_of(thread_id, spot)
 
@@ -202,7 +210,7 @@ class Core:
             return
         self.store.put_writes(put, expires_at_s=self.expires_at_s())
         channels = tuple(row.channel for row in put.rows)
-        self._tell(Stored(put.thread_id, put.rows[0].spot, channels, plan.next_nodes))
+        tell(self.listeners, Stored(put.thread_id, put.rows[0].spot, channels, plan.next_nodes))
         self._sweep_sometimes()
 
     def _sealed(self, thread_id: str, sink: ElementSink) -> Mapping[bytes, bytes]:
@@ -213,13 +221,6 @@ class Core:
     def expires_at_s(self) -> float | None:
         """Return when a thread written now expires, Unix time; `None` for never."""
         return None if self._ttl_s is None else time.time() + self._ttl_s
-
-    def _tell(self, stored: Stored) -> None:
-        for listener in tuple(self.listeners):
-            try:
-                listener(stored)
-            except Exception:
-                logger.warning("a listener of the saver failed", exc_info=True)
 
     def _sweep_sometimes(self) -> None:
         with self._lock:

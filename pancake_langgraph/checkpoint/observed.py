@@ -7,7 +7,6 @@ what `PancakeSaver` would tell them, without content hashes.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +21,9 @@ from langgraph.checkpoint.base import (
 )
 
 from pancake_langgraph._errors import ConfigError
-from pancake_langgraph.checkpoint.core import Listener, Stored, place_of
+from pancake_langgraph.checkpoint.core import Listener, Stored, place_of, tell
 from pancake_langgraph.checkpoint.routes import next_of_checkpoint, next_of_writes
 from pancake_langgraph.checkpoint.rows import Spot
-
-logger = logging.getLogger(__name__)
 
 
 def observe(saver: BaseCheckpointSaver[Any]) -> ObservedSaver:
@@ -74,19 +71,13 @@ class ObservedSaver(BaseCheckpointSaver[Any]):
         thread_id, checkpoint_ns, _ = place_of(config)
         values = checkpoint["channel_values"]
         spot = Spot(checkpoint_ns, checkpoint["id"])
-        self._tell(Stored(thread_id, spot, tuple(values), next_of_checkpoint(values), is_checkpoint=True))
+        tell(self._listeners, Stored(thread_id, spot, tuple(values), next_of_checkpoint(values)))
 
     def _tell_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]]) -> None:
         thread_id, checkpoint_ns, checkpoint_id = place_of(config)
         spot = Spot(checkpoint_ns, checkpoint_id or "")
-        self._tell(Stored(thread_id, spot, tuple(channel for channel, _ in writes), next_of_writes(writes)))
-
-    def _tell(self, stored: Stored) -> None:
-        for listener in tuple(self._listeners):
-            try:
-                listener(stored)
-            except Exception:
-                logger.warning("a listener of the saver failed", exc_info=True)
+        channels = tuple(channel for channel, _ in writes)
+        tell(self._listeners, Stored(thread_id, spot, channels, next_of_writes(writes)))
 
     # -- delegation -----------------------------------------------------------------------------------------------
 
