@@ -6,8 +6,9 @@ therefore keeps those ancestors up to the nearest one that holds a value, hidden
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -59,14 +60,15 @@ def delete_runs_of_thread(core: Core, codec: Codec, thread_id: str, run_ids: fro
 
 def _removal(core: Core, codec: Codec, thread_id: str, content: ThreadContent, *, kept: set[Spot]) -> Removal:
     by_spot = {row.spot: row for row in content.rows}
-    records = {spot: core.record(thread_id, by_spot[spot]) for spot in kept}
-    ancestors: set[Spot] = set()
-    for spot in kept:
-        for ancestor in _rebuilt_from(core, codec, thread_id, by_spot, by_spot[spot], records[spot]):
-            ancestors.add(ancestor.spot)
+
+    @cache  # chains share ancestors
+    def record_of(spot: Spot) -> Record:
+        return core.record(thread_id, by_spot[spot])
+
+    ancestors = {ancestor for spot in kept for ancestor in _rebuilt_from(codec, by_spot, record_of, spot)}
     hidden = ancestors - kept
     stays = kept | hidden
-    live = set(_live(core, thread_id, content, stays))
+    live = set(_live(core, thread_id, content, stays, record_of))
     return Removal(
         checkpoints=frozenset(by_spot.keys() - stays) | {w.spot for w in content.writes if w.spot not in by_spot},
         hide=frozenset(spot for spot in hidden if not by_spot[spot].is_hidden),
@@ -75,31 +77,31 @@ def _removal(core: Core, codec: Codec, thread_id: str, content: ThreadContent, *
 
 
 def _rebuilt_from(
-    core: Core,
-    codec: Codec,
-    thread_id: str,
-    by_spot: Mapping[Spot, CheckpointRow],
-    row: CheckpointRow,
-    record: Record,
-) -> Iterator[CheckpointRow]:
+    codec: Codec, by_spot: Mapping[Spot, CheckpointRow], record_of: Callable[[Spot], Record], spot: Spot
+) -> Iterator[Spot]:
     """Yield the ancestors that a checkpoint's incremental channels are rebuilt from."""
+    record = record_of(spot)
     metadata = cast("dict[str, Any]", codec.decode(record.metadata, channel="(metadata)"))
     missing = set(metadata.get(COUNTERS) or ()) - record.values.keys()
-    while missing and row.parent_id is not None:
-        parent = by_spot.get(row.spot._replace(checkpoint_id=row.parent_id))
-        if parent is None:
+    while missing and (parent_id := by_spot[spot].parent_id) is not None:
+        spot = spot._replace(checkpoint_id=parent_id)
+        if spot not in by_spot:
             return
-        yield parent
-        missing -= core.record(thread_id, parent).values.keys()
-        row = parent
+        yield spot
+        missing -= record_of(spot).values.keys()
 
 
-def _live(core: Core, thread_id: str, content: ThreadContent, stays: Collection[Spot]) -> Iterator[bytes]:
+def _live(
+    core: Core,
+    thread_id: str,
+    content: ThreadContent,
+    stays: Collection[Spot],
+    record_of: Callable[[Spot], Record],
+) -> Iterator[bytes]:
     plain = _Opened(core, thread_id, content.elements)
-    for row in content.rows:
-        if row.spot in stays:
-            for ref in core.record(thread_id, row).values.values():
-                yield from reachable(ref, plain)
+    for spot in stays:
+        for ref in record_of(spot).values.values():
+            yield from reachable(ref, plain)
     for write in content.writes:
         if write.spot in stays:
             yield from reachable(core.ref_of(thread_id, write), plain)
