@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,6 +16,7 @@ from pancake_langgraph._errors import CorruptCheckpoint, SchemaMismatch, StoreUn
 APPLICATION_ID: Final = 0x50434B53
 SCHEMA_VERSION: Final = 1
 BUSY_TIMEOUT_S: Final = 30.0
+_SWITCH_PAUSE_S: Final = 0.01
 #: Pages of the file that may stay in memory; with SQLite's 2 MB, reading one long thread drops what the next put needs.
 _CACHE_KIB: Final = 16_384
 
@@ -103,8 +105,10 @@ class SqliteLink:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        if not self._is_ours(connection):
-            connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("BEGIN")  # one view: another process may be making the schema just now
+        is_ours = self._is_ours(connection)
+        connection.execute("COMMIT")
+        if not is_ours:
             connection.execute("BEGIN IMMEDIATE")
             if not self._is_ours(connection):  # else another process was faster
                 for statement in _SCHEMA:
@@ -112,6 +116,7 @@ class SqliteLink:
                 connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             connection.execute("COMMIT")
+        _switch_to_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
 
@@ -152,3 +157,23 @@ class SqliteLink:
         }
         hint = next((fix for key, fix in remedy.items() if key in text), "nothing of this step was stored")
         return StoreUnavailable(f"{self.path}: {text}; {hint}")
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """Bring the file into WAL mode.
+
+    Unlike any other statement this one does not wait for a lock: SQLite answers "locked" at once if another connection
+    is opening or switching the file, so the waiting is done here.
+    """
+    if connection.execute("PRAGMA journal_mode").fetchone() == ("wal",):
+        return
+    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= give_up_at:
+                raise
+            time.sleep(_SWITCH_PAUSE_S)
+        else:
+            return

@@ -810,6 +810,22 @@ def test_two_stores_write_to_one_thread(shared: MakeStore) -> None:
     assert len(listed(stores[0], "t", limit=1_000)) == 100
 
 
+def test_stores_that_open_a_new_file_at_one_moment_wait_for_each_other(tmp_path: Path) -> None:
+    for number in range(50):
+        stores = [SqliteStore(str(tmp_path / f"{number}.db")) for _ in range(4)]
+        together = threading.Barrier(len(stores))
+
+        def write_first(each: int, stores: list[SqliteStore] = stores, together: threading.Barrier = together) -> None:
+            together.wait()
+            put(stores[each], "t", row(f"{each:03}"))
+
+        with ThreadPoolExecutor(len(stores)) as pool:
+            list(pool.map(write_first, range(len(stores))))
+        assert len(listed(stores[0], "t")) == len(stores)
+        for store in stores:
+            store.close()
+
+
 def window(number: int) -> list[bytes]:
     return [digest(each) for each in range(max(0, number - 9), number + 1)]
 
