@@ -93,7 +93,9 @@ def _kv_transfer(plan: StackPlan, tier_port: int) -> dict[str, object]:
     mq_timeout_s = plan.tier.mq_timeout_s if plan.tier else 2.0
     heartbeat_s = plan.tier.heartbeat_s if plan.tier else 1.0
     return {
-        "kv_connector": "LMCacheMPConnector",
+        # LMCache's own, except that a cache server lost in the middle of a store does not end the engine.
+        "kv_connector": "FailOpenLMCacheConnector",
+        "kv_connector_module_path": "pancake_vllm.lmcache_connector",
         "kv_role": "kv_both",
         # With the default policy a lost tier takes the whole engine down.
         "kv_load_failure_policy": "recompute",

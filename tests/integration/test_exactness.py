@@ -32,8 +32,6 @@ from pancake_langgraph.runtime import Runtime, attach
 pytestmark = pytest.mark.real
 
 BROKEN_TIER_LIMIT_S = 2.0
-#: Long enough for the engine to notice a lost tier by its heartbeat before the next call.
-TOOL_DELAY_S = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -159,24 +157,6 @@ def mend_tier(stack: Stack, how: str) -> None:
         stack.tier_process.restart()
 
 
-class BreaksInTool(BaseCallbackHandler):
-    """Breaks the tier once, in the middle of the first tool: no call and no warm-up is in the engine then.
-
-    Killed while the engine stores, LMCache 0.5.6 raises in the engine's step and takes the engine down with it
-    (docs/how-it-works.md); what is tested here is a tier that is lost between two calls.
-    """
-
-    def __init__(self, stack: Stack, how: str) -> None:
-        self._timer = threading.Timer(TOOL_DELAY_S / 3, break_tier, (stack, how))
-
-    def on_tool_start(self, *args: Any, **kwargs: Any) -> None:
-        if not self._timer.is_alive() and not self._timer.finished.is_set():
-            self._timer.start()
-
-    def join(self) -> None:
-        self._timer.join()
-
-
 def breaker_changes(runtime: Runtime) -> list[bool]:
     return [e.is_open for e in runtime.ledger.events() if isinstance(e, BreakerChanged) and e.part == "tier"]
 
@@ -189,9 +169,9 @@ def test_a_broken_cache_server_changes_no_word_holds_no_call_up_and_is_noticed_b
     plain = expected("research_team")
     whole, broken = Longest(), Longest()
 
-    def run(runtime: Runtime, *watching: BaseCallbackHandler, tool_delay_s: float = 0.2) -> None:
-        graph = build(ours(exact_stack), tool_delay_s=tool_delay_s, checkpointer=InMemorySaver())
-        graph = attach(graph.with_config(callbacks=list(watching)), runtime=runtime)
+    def run(runtime: Runtime, measure: Longest) -> None:
+        graph = build(ours(exact_stack), tool_delay_s=0.2, checkpointer=InMemorySaver())
+        graph = attach(graph.with_config(callbacks=[measure]), runtime=runtime)
         assert history(graph, given) == plain
 
     def run_until(runtime: Runtime, measure: Longest, changes: list[bool]) -> None:
@@ -204,10 +184,10 @@ def test_a_broken_cache_server_changes_no_word_holds_no_call_up_and_is_noticed_b
     with runtime_for(exact_stack, "vllm") as runtime:
         runtime.start()
         run(runtime, whole)
-        half_way = BreaksInTool(exact_stack, how)
-        run(runtime, broken, half_way, tool_delay_s=TOOL_DELAY_S)
-        half_way.join()
+        half_way = threading.Timer(0.3, break_tier, (exact_stack, how))
+        half_way.start()
         run_until(runtime, broken, [True])
+        half_way.join()
         mend_tier(exact_stack, how)
         run_until(runtime, whole, [True, False])
         assert runtime.statistics().failed_signals == 0

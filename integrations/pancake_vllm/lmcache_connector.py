@@ -1,0 +1,123 @@
+"""LMCache's connector, except that a cache server lost in the middle of a store does not take the engine down.
+
+LMCache 0.5.6 asks its server for a place before it stores, inside the engine's step, and raises when no answer comes in
+time; vLLM ends the engine process for that.  A store is only a hint for later requests, so here it is dropped, counted
+and logged.  Lookups and loads already fail open in LMCache itself.
+
+Used by `--kv-transfer-config` with `"kv_connector": "FailOpenLMCacheConnector"` and
+`"kv_connector_module_path": "pancake_vllm.lmcache_connector"`, both public options of vLLM.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats, LMCacheMPPromMetrics
+
+_LOST: Final = "lost_stores"
+_LOG_PAUSE_S: Final = 60.0
+
+#: A child of vLLM's logger, which alone has a handler in the engine process.
+_logger = logging.getLogger("vllm.pancake")
+
+
+class FailOpenStats(LMCacheMPConnectorStats):
+    """LMCache's lookup times and, beside them, how many steps lost their stores since the last report."""
+
+    def __post_init__(self) -> None:
+        """Fill in what a report from another process may lack."""
+        super().__post_init__()
+        self.data.setdefault(_LOST, 0)
+
+    def record_lost(self) -> None:
+        """Count one step whose stores were dropped."""
+        self.data[_LOST] += 1
+
+    def clone_and_reset(self) -> FailOpenStats:
+        """Return what was counted and start anew."""
+        snapshot = FailOpenStats(data=self.data)
+        self.reset()
+        return snapshot
+
+    def reset(self) -> None:
+        """Start anew."""
+        super().reset()
+        self.data[_LOST] = 0
+
+    def aggregate(self, other: Any) -> FailOpenStats:
+        """Add what another process counted."""
+        super().aggregate(other)
+        self.data[_LOST] += other.data.get(_LOST, 0)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return the figures of the engine's periodic log line."""
+        lost = self.data[_LOST]
+        return {**super().reduce(), **({"Lost KV stores": lost} if lost else {})}
+
+    def is_empty(self) -> bool:
+        """Say whether there is nothing to report."""
+        return super().is_empty() and not self.data[_LOST]
+
+
+class FailOpenPromMetrics(LMCacheMPPromMetrics):
+    """LMCache's metrics and `vllm:pancake_lost_kv_stores_total`: steps whose stores the cache server did not take."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        counter = self._counter_cls(
+            name="vllm:pancake_lost_kv_stores",
+            documentation="Engine steps whose KV stores were dropped because the cache server failed.",
+            labelnames=labelnames,
+        )
+        self._lost = {engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add one report to the metrics."""
+        super().observe(transfer_stats_data, engine_idx)
+        self._lost[engine_idx].inc(transfer_stats_data.get(_LOST, 0))
+
+
+class FailOpenLMCacheConnector(LMCacheMPConnector):
+    """`LMCacheMPConnector` whose stores fail open.  Used from the engine's step only, as its parent is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._connector_stats = FailOpenStats()
+        self._quiet_until_s = 0.0
+
+    def wait_for_save(self) -> None:
+        """Store the blocks of this step; on any failure drop them, count them and log it once a minute at most.
+
+        What failed was never registered as a running store, so its requests finish as if nothing had been stored.
+        """
+        try:
+            super().wait_for_save()
+        except Exception as exc:  # noqa: BLE001 - whatever a store dies of, the answer does not depend on it
+            self._connector_stats.record_lost()
+            self._log(exc)
+
+    def _log(self, exc: Exception) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + _LOG_PAUSE_S
+            _logger.warning("the cache server takes no KV (%s: %s); going on without it", type(exc).__name__, exc)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> FailOpenStats:
+        """Return the report of a worker as an object."""
+        return FailOpenStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> FailOpenPromMetrics:
+        """Return what turns reports into Prometheus metrics."""
+        return FailOpenPromMetrics(*args, **kwargs)
