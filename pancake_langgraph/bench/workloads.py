@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench.arms import ARM_TEXT, Arm
@@ -23,6 +24,7 @@ from pancake_langgraph.bench.runner import (
     samples_of,
 )
 from pancake_langgraph.bench.saver import SaverBenchPlan, run_saver_bench
+from pancake_langgraph.bench.saver_arms import SaverArm
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.servers import Progress, Servers, ServersPlan
 from pancake_langgraph.bench.statistics import percentile
@@ -37,6 +39,7 @@ BLOCK_SIZE_TOKENS: Final = 32
 LOST_RATIO: Final = 0.5
 #: Points of the sweep beside the main one: from no pressure at all to a live set of twice the pool.
 SWEEP_PRESSING: Final = (0, 1, 4, 6)
+AnArm = TypeVar("AnArm", bound=StrEnum)
 ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE)
 
 
@@ -45,7 +48,8 @@ class BenchOptions:
     """What a user may choose.
 
     `repeats` counts for the main point; `sweep_repeats` for each other point of a sweep.  `turns` are the lengths of a
-    conversation at which `saver` is measured; the settings of engines do not concern it.
+    conversation at which `saver` is measured; the settings of engines do not concern it.  `arms` are names of arms of
+    the workload, in any order; none means all.
     """
 
     repeats: int = 5
@@ -55,6 +59,7 @@ class BenchOptions:
     chunk_tokens: int = 32
     model_dir: Path | None = None
     turns: tuple[int, ...] = SaverBenchPlan().marks
+    arms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -91,20 +96,23 @@ def servers_plan(options: BenchOptions) -> ServersPlan:
 async def tool_pause(servers: Servers, options: BenchOptions, on_progress: Progress) -> BenchResult:
     """Run `tool-pause`: the main point, then the sweep of pressure."""
     plan = ToolPausePlan()
-    main = await _tool_pause_point(servers, plan, options.repeats, on_progress)
+    arms = chosen_arms(ARMS, options.arms)
+    main = await _tool_pause_point(servers, plan, arms, options.repeats, on_progress)
     sweep = [_point_row(plan, main)]
     for num_pressing in SWEEP_PRESSING if options.sweep_repeats else ():
         point = replace(plan, num_pressing=num_pressing)
-        sweep.append(_point_row(point, await _tool_pause_point(servers, point, options.sweep_repeats, on_progress)))
-    on_progress("the plain engine against itself: cold prompt and cache hit")
-    floor = await cold_versus_hit(servers, prompt_words=plan.prompt_words, repeat=options.repeats)
+        done = await _tool_pause_point(servers, point, arms, options.sweep_repeats, on_progress)
+        sweep.append(_point_row(point, done))
     samples = samples_of(main, chosen=lost_calls)
     return build_result(
         "tool-pause",
         main,
         samples,
-        notes=(*_arm_notes(), *_tool_pause_notes(plan, main)),
-        summary={**_tool_pause_summary(main, samples), "plain_other_words_cold_than_hit": floor},
+        notes=(*_arm_notes(arms), *_tool_pause_notes(plan, main)),
+        summary={
+            **_tool_pause_summary(main, samples),
+            **await _floor(servers, plan, arms, options.repeats, on_progress),
+        },
         sweep=sorted(sweep, key=lambda row: row["pressing_threads"]),
     )
 
@@ -112,24 +120,25 @@ async def tool_pause(servers: Servers, options: BenchOptions, on_progress: Progr
 async def no_pressure(servers: Servers, options: BenchOptions, on_progress: Progress) -> BenchResult:
     """Run `no-pressure`."""
     plan = ToolPausePlan(num_pauses=6)
+    arms = chosen_arms(ARMS, options.arms)
     repeats = await run_arms(
         servers,
         lambda run, repeat: run_no_pressure(plan, run, repeat=repeat),
-        arms=ARMS,
+        arms=arms,
         repeats=options.repeats,
         point="no-pressure",
         on_progress=on_progress,
     )
     samples = samples_of(repeats, chosen=lambda results, arm: results[arm].run.calls)
-    calls = sum(len(results[Arm.PANCAKE].run.calls) for results in repeats)
-    actions = sum(results[Arm.PANCAKE].submitted_actions for results in repeats)
+    ours = [results[Arm.PANCAKE] for results in repeats if Arm.PANCAKE in results]
+    calls = sum(len(result.run.calls) for result in ours)
     return build_result(
         "no-pressure",
         repeats,
         samples,
-        notes=(*_arm_notes(), "One thread, instant tools, a pool far larger than its context: nothing can be won."),
+        notes=(*_arm_notes(arms), "One thread, instant tools, a pool far larger than its context: nothing can be won."),
         summary={
-            "warm_ups_per_call": actions / calls,
+            "warm_ups_per_call": sum(result.submitted_actions for result in ours) / calls if calls else None,
             "calls_with_other_words_than_plain": differing_answers(repeats),
             **_concurrency(repeats),
         },
@@ -151,9 +160,12 @@ def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchR
         LaunchError: if a server does not start.
     """
     if name == SAVER_BENCH:
-        return run_saver_bench(SaverBenchPlan(marks=options.turns, repeats=options.repeats), on_progress)
+        saver_arms = chosen_arms(tuple(SaverArm), options.arms)
+        return run_saver_bench(SaverBenchPlan(options.turns, options.repeats, saver_arms), on_progress)
     if name not in BENCHES:
         raise ConfigError(f"unknown workload {name!r}; allowed are {', '.join(sorted([*BENCHES, SAVER_BENCH]))}")
+
+    chosen_arms(ARMS, options.arms)  # a wrong name is said before minutes of starting servers
 
     async def run(servers: Servers) -> BenchResult:
         return await BENCHES[name](servers, options, on_progress)
@@ -162,8 +174,24 @@ def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchR
         return asyncio.run(run(servers))
 
 
+def chosen_arms(every: Sequence[AnArm], names: Sequence[str]) -> tuple[AnArm, ...]:
+    """Return the arms called `names` in the order of `every`; all of them if there are no names.
+
+    Raises:
+        ConfigError: if a name is not one of them.
+    """
+    if unknown := sorted(set(names) - set(every)):
+        raise ConfigError(f"arms: got {', '.join(unknown)}, allowed for this workload are {', '.join(every)}")
+    return tuple(arm for arm in every if not names or arm in names)
+
+
 def lost_calls(results: dict[Arm, ArmResult], arm: Arm) -> Sequence[CallRecord]:
-    """Return an arm's calls after a pause whose context the plain arm had lost in the same repeat."""
+    """Return an arm's calls after a pause whose context the plain arm had lost in the same repeat.
+
+    Without a plain arm nobody knows which were lost, and all calls after a pause are returned.
+    """
+    if Arm.PLAIN not in results:
+        return list(_resumed(results[arm]).values())
     lost = {
         label
         for label, call in _resumed(results[Arm.PLAIN]).items()
@@ -176,11 +204,24 @@ def _resumed(result: ArmResult) -> dict[str, CallRecord]:
     return {c.label: c for c in result.run.calls if c.label.startswith("agent-") and not c.label.endswith("/0")}
 
 
-async def _tool_pause_point(servers: Servers, plan: ToolPausePlan, repeats: int, on_progress: Progress) -> Repeats:
+async def _floor(
+    servers: Servers, plan: ToolPausePlan, arms: Sequence[Arm], repeat: int, on_progress: Progress
+) -> dict[str, Any]:
+    """Return how often the plain engine differs from itself, if the plain arm runs."""
+    if Arm.PLAIN not in arms:
+        return {}
+    on_progress("the plain engine against itself: cold prompt and cache hit")
+    floor = await cold_versus_hit(servers, prompt_words=plan.prompt_words, repeat=repeat)
+    return {"plain_other_words_cold_than_hit": floor}
+
+
+async def _tool_pause_point(
+    servers: Servers, plan: ToolPausePlan, arms: Sequence[Arm], repeats: int, on_progress: Progress
+) -> Repeats:
     return await run_arms(
         servers,
         lambda run, repeat: run_tool_pause(plan, run, repeat=repeat),
-        arms=ARMS,
+        arms=arms,
         repeats=repeats,
         point=f"pressing-{plan.num_pressing}",
         on_progress=on_progress,
@@ -188,7 +229,7 @@ async def _tool_pause_point(servers: Servers, plan: ToolPausePlan, repeats: int,
 
 
 def _live_tokens(plan: ToolPausePlan, repeats: Repeats) -> int:
-    calls = [call for results in repeats for call in results[Arm.PLAIN].run.calls]
+    calls = [call for results in repeats for call in next(iter(results.values())).run.calls]
     mean_tokens = sum(call.prompt_tokens for call in calls) / len(calls)
     return round(mean_tokens * (plan.num_agents + plan.num_pressing))
 
@@ -199,15 +240,20 @@ def _point_row(plan: ToolPausePlan, repeats: Repeats) -> dict[str, Any]:
         "pressing_threads": plan.num_pressing,
         "pool_over_live": round(POOL_TOKENS / _live_tokens(plan, repeats), 2),
         "repeats": len(repeats),
-        "lost_by_plain": sum(len(lost_calls(results, Arm.PLAIN)) for results in repeats),
-        "calls_after_pause": sum(len(_resumed(results[Arm.PLAIN])) for results in repeats),
+        "lost_by_plain": sum(_lost_counts(repeats)),
+        "calls_after_pause": sum(len(_resumed(next(iter(results.values())))) for results in repeats),
     }
-    for arm in ARMS:
+    for arm in repeats[0]:
         ttft_s = [call.ttft_s for results in repeats for call in _resumed(results[arm]).values()]
         row[f"{arm}_ttft_p50_s"] = round(percentile(ttft_s, 50.0), 4)
         row[f"{arm}_ttft_p99_s"] = round(percentile(ttft_s, 99.0), 4)
     row["outcomes"] = outcomes_of(repeats)
     return row
+
+
+def _lost_counts(repeats: Repeats) -> list[int]:
+    """Return how many calls the plain arm lost in each repeat; nothing if it did not run."""
+    return [len(lost_calls(results, Arm.PLAIN)) for results in repeats if Arm.PLAIN in results]
 
 
 def _tool_pause_summary(repeats: Repeats, samples: dict[str, dict[str, list[list[float]]]]) -> dict[str, Any]:
@@ -217,14 +263,15 @@ def _tool_pause_summary(repeats: Repeats, samples: dict[str, dict[str, list[list
     def prefilled(arm: Arm) -> float:
         return sum(value for row in samples[arm]["prefilled_tokens"] for value in row)
 
-    counts = [len(lost_calls(results, Arm.PLAIN)) for results in repeats]
+    counts = _lost_counts(repeats)
     summary: dict[str, Any] = {
         "calls_lost_by_plain": counts,
-        "prefilled_tokens_pancake_over_plain": prefilled(Arm.PANCAKE) / prefilled(Arm.PLAIN),
         "calls_with_other_words_than_plain": differing_answers(repeats),
         **_concurrency(repeats),
     }
-    if sum(counts):
+    if {Arm.PLAIN, Arm.PANCAKE} <= set(samples):
+        summary["prefilled_tokens_pancake_over_plain"] = prefilled(Arm.PANCAKE) / prefilled(Arm.PLAIN)
+    if sum(counts) and {Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE} <= set(samples):
         gap_s = pooled(Arm.REACTIVE) - pooled(Arm.ORACLE)
         summary["gap_closed_ratio"] = (pooled(Arm.REACTIVE) - pooled(Arm.PANCAKE)) / gap_s if gap_s > 0 else None
     return summary
@@ -239,8 +286,8 @@ def _concurrency(repeats: Repeats) -> dict[str, Any]:
     }
 
 
-def _arm_notes() -> tuple[str, ...]:
-    return tuple(f"{arm}: {text}." for arm, text in ARM_TEXT.items())
+def _arm_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
+    return tuple(f"{arm}: {ARM_TEXT[arm]}." for arm in arms)
 
 
 def _tool_pause_notes(plan: ToolPausePlan, repeats: Repeats) -> tuple[str, ...]:
@@ -250,6 +297,10 @@ def _tool_pause_notes(plan: ToolPausePlan, repeats: Repeats) -> tuple[str, ...]:
             f"{plan.num_agents} agents with tools of {plan.pause_s[0]:g}-{plan.pause_s[1]:g} s, "
             f"{plan.num_pressing} pressing threads, pool {POOL_TOKENS:,} of {live_tokens:,} live tokens."
         ),
-        "ttft_s counts calls after a pause whose context the plain arm had lost in the same repeat.",
+        (
+            "ttft_s counts calls after a pause whose context the plain arm had lost in the same repeat."
+            if Arm.PLAIN in repeats[0]
+            else "ttft_s counts all calls after a pause: without the plain arm nobody knows which were lost."
+        ),
         "program_s is one agent's whole loop, its tools' time included.",
     )

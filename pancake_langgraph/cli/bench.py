@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024), help="Threads per engine.")
 @click.option("--chunk-tokens", default=32, show_default=True, type=int, help="Chunk of the cache server, in tokens.")
 @click.option("--turns", default="10,100,1000", show_default=True, help="Lengths at which `saver` is measured.")
+@click.option("--arms", default="", help="Only these arms, with commas: plain,pancake. [default: all]")
 def bench(
     name: str,
     repeats: int,
@@ -39,6 +40,7 @@ def bench(
     threads: int,
     chunk_tokens: int,
     turns: str,
+    arms: str,
 ) -> None:
     """Run workload NAME (tool-pause, no-pressure, saver) with all arms interleaved.
 
@@ -58,6 +60,7 @@ def bench(
             num_threads=threads,
             chunk_tokens=chunk_tokens,
             turns=_numbers(turns),
+            arms=tuple(filter(None, (part.strip() for part in arms.split(",")))),
         )
         result = run_bench(name, options, lambda text: progress.log(text, highlight=False))
     except PancakeError as exc:
