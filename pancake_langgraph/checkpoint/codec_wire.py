@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import ormsgpack
 
@@ -206,6 +206,10 @@ class Writer:
         return StateTypeError(f"channel {self.channel!r}: a {type_name(kind)} cannot be stored: {why}")
 
 
+#: The library's words for a failed hook.  A hook that kept no error aside was never entered: the call stack was full.
+_HOOK_FAILED: Final = "ext_hook failed"
+
+
 class Reader:
     """Turns bytes back into one value.  Used once, by one thread."""
 
@@ -229,7 +233,7 @@ class Reader:
             return self.load(data)
         except ValueError as error:
             # The library says only that the hook failed; what happened was kept aside.
-            cause: BaseException = self._error or error
+            cause: BaseException = self._error or (RecursionError() if str(error) == _HOOK_FAILED else error)
             if isinstance(cause, CheckpointError | MemoryError) or not isinstance(cause, Exception):
                 raise cause from cause.__cause__
             if isinstance(cause, RecursionError):
