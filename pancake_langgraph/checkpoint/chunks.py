@@ -12,41 +12,37 @@ assigned the value that it has.  Nor is it noticed when its `__dict__` itself wa
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import is_
 from typing import Any, Final, NamedTuple
 
-from langchain_core.messages import BaseMessage
-
 from pancake_langgraph.checkpoint.elements import FANOUT
+from pancake_langgraph.checkpoint.moulds import IMMUTABLE, Mould, mould_of
 
 #: Items in a chunk; whole leaves of them.
 CHUNK: Final = 4 * FANOUT
-IMMUTABLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
 #: Stands for an item that cannot be recognized again; no item is this object.
 OPAQUE: Final = object()
-# Copies of what is empty; shared, since thousands of them at every read are work for the garbage collector.
-_NO_LIST: Final[list[Any]] = []
-_NO_DICT: Final[dict[Any, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Up to `CHUNK` neighbors of a list as they were stored.
 
-    `entries` are the items' entries in leaves, `leaves` the hashes of the full leaves, `states` copies of the fields of
-    messages (`None` for other items).  `watched` are the dictionaries and empty containers that messages consist of,
-    `referents` what these held; `nested` are the other containers, `copies` what those held.
+    `entries` are the items' entries in leaves, `leaves` the hashes of the full leaves, `moulds` what the messages held
+    when their entries were made (`None` for other items).  `fields` are the messages' dictionaries, `referents` what
+    these held; `empty` are the containers in them that held nothing, `nested` the others, `copies` what those held.
     """
 
     items: tuple[object, ...]
     entries: tuple[bytes, ...]
     leaves: tuple[bytes, ...]
-    states: tuple[dict[str, Any] | None, ...]
-    watched: tuple[object, ...]
+    moulds: tuple[Mould | None, ...]
+    fields: tuple[dict[str, Any], ...]
     referents: list[object]
+    empty: tuple[object, ...]
     nested: tuple[object, ...]
     copies: tuple[object, ...]
 
@@ -55,7 +51,9 @@ class Chunk:
         # The one part of a put that grows with history.  The collector's view of a dictionary, all its values in one
         # pass, costs half of comparing it with a copy; keys need no look, since a message has all its fields.
         try:
-            return gc.get_referents(*self.watched) == self.referents and self.nested == self.copies
+            return (
+                not any(self.empty) and gc.get_referents(*self.fields) == self.referents and self.nested == self.copies
+            )
         except Exception:  # noqa: BLE001 - fails open: only something new (an array, say) can refuse to be compared
             return False
 
@@ -69,9 +67,10 @@ class Chunk:
             self.items + more.items,
             self.entries + more.entries,
             self.leaves,
-            self.states + more.states,
-            self.watched + more.watched,
+            self.moulds + more.moulds,
+            self.fields + more.fields,
             self.referents + more.referents,
+            self.empty + more.empty,
             self.nested + more.nested,
             self.copies + more.copies,
         )
@@ -84,8 +83,25 @@ class Listing(NamedTuple):
     num_shared: int
 
 
+def known_moulds(entries: Sequence[bytes], known: Sequence[Chunk]) -> list[Mould | None]:
+    """Return for each entry of a list the mould that its item can be cast from, `None` where it has to be decoded.
+
+    Args:
+        entries: The list's entries.
+        known: The chunks of a list stored before it.
+    """
+    moulds: list[Mould | None] = []
+    for chunk in known:
+        at = len(moulds)
+        if chunk.entries == entries[at : at + len(chunk.entries)]:
+            moulds += [None if mould is None or mould.marked is None else mould for mould in chunk.moulds]
+        else:
+            moulds += [None] * len(chunk.entries)
+    return (moulds + [None] * (len(entries) - len(moulds)))[: len(entries)]
+
+
 def chunks_of_stored(
-    items: Sequence[object], entries: Sequence[bytes], full_leaves: Sequence[bytes]
+    items: Sequence[object], entries: Sequence[bytes], full_leaves: Sequence[bytes], moulds: Sequence[Mould | None]
 ) -> tuple[Chunk, ...]:
     """Return the chunks of a list that was read.
 
@@ -93,9 +109,16 @@ def chunks_of_stored(
         items: Its items.
         entries: One for each of them.
         full_leaves: The hashes of its full leaves.
+        moulds: Those that items were cast from, `None` for an item that was decoded.
     """
+    pairs = [*zip(items, moulds, strict=True)]
     return tuple(
-        _chunk(items[at : at + CHUNK], entries[at : at + CHUNK], full_leaves[at // FANOUT : (at + CHUNK) // FANOUT])
+        _chunk(
+            items[at : at + CHUNK],
+            entries[at : at + CHUNK],
+            full_leaves[at // FANOUT : (at + CHUNK) // FANOUT],
+            [mould or mould_of(item) for item, mould in pairs[at : at + CHUNK]],
+        )
         for at in range(0, len(items), CHUNK)
     )
 
@@ -116,7 +139,7 @@ def chunks_of_new(
         leaf: Gives the hash of a full leaf that is not known.
     """
     kept = _kept(items, known)
-    entry_of = _lookup([chunk for chunk, old in zip(known, kept, strict=True) if old is None], encode)
+    stored = _lookup([chunk for chunk, old in zip(known, kept, strict=True) if old is None], encode)
     chunks: list[Chunk] = []
     num_shared = 0
     for number, at in enumerate(range(0, len(items), CHUNK)):
@@ -125,9 +148,9 @@ def chunks_of_new(
             num_shared += num_shared == number
             chunks.append(old)
             continue
-        first = at if old is None else at + len(old.items)
-        part = items[first : at + CHUNK]
-        chunk = _chunk(part, [entry_of(item) for item in part], ())
+        part = items[at if old is None else at + len(old.items) : at + CHUNK]
+        found = [stored(item) for item in part]
+        chunk = _chunk(part, [entry for entry, _ in found], (), [mould for _, mould in found])
         chunk = chunk if old is None else old.plus(chunk)
         # A list of one leaf at most is kept where it is used; it has no leaf of its own.
         chunks.append(_with_leaves(chunk, leaf) if len(items) > FANOUT else chunk)
@@ -148,106 +171,66 @@ def _kept(items: Sequence[object], known: Sequence[Chunk]) -> list[Chunk | None]
     return kept
 
 
-def _lookup(lost: Sequence[Chunk], encode: Callable[[object], bytes]) -> Callable[[object], bytes]:
-    """Return a function that gives an item's entry: from `lost` if it lies there unchanged, wherever it was."""
+def _lookup(lost: Sequence[Chunk], encode: Callable[[object], bytes]) -> Callable[[object], tuple[bytes, Mould | None]]:
+    """Return a function that gives an item's entry, with what it held when that was made.
+
+    Both come from `lost` if the item lies there unchanged, wherever it was: the mould has to stay with its entry, since
+    an item that counts as unchanged need not encode to the same bytes.
+    """
     places = {
-        id(item): (entry, state)
+        id(item): (entry, mould)
         for chunk in lost
-        for item, entry, state in zip(chunk.items, chunk.entries, chunk.states, strict=True)
+        for item, entry, mould in zip(chunk.items, chunk.entries, chunk.moulds, strict=True)
         if item is not OPAQUE
     }
 
-    def entry_of(item: object) -> bytes:
+    def stored(item: object) -> tuple[bytes, Mould | None]:
         found = places.get(id(item))
-        return encode(item) if found is None or not _is_same(item, found[1]) else found[0]
+        if found is not None and (type(item) in IMMUTABLE if found[1] is None else found[1].is_of(item)):
+            return found
+        entry = encode(item)
+        return entry, mould_of(item)
 
-    return entry_of
-
-
-def _is_same(item: object, state: Mapping[str, Any] | None) -> bool:
-    if not isinstance(item, BaseMessage):
-        return state is None
-    try:
-        return not item.__pydantic_extra__ and bool(item.__dict__ == state)
-    except Exception:  # noqa: BLE001 - as in `Chunk.is_unchanged`
-        return False
+    return stored
 
 
 def _with_leaves(chunk: Chunk, leaf: Callable[[Sequence[bytes]], bytes]) -> Chunk:
     starts = range(len(chunk.leaves) * FANOUT, len(chunk.entries) - FANOUT + 1, FANOUT)
     new = [leaf(chunk.entries[at : at + FANOUT]) for at in starts]
-    if not new:
-        return chunk
-    return Chunk(
-        chunk.items,
-        chunk.entries,
-        (*chunk.leaves, *new),
-        chunk.states,
-        chunk.watched,
-        chunk.referents,
-        chunk.nested,
-        chunk.copies,
-    )
+    return replace(chunk, leaves=(*chunk.leaves, *new)) if new else chunk
 
 
-def _chunk(items: Sequence[object], entries: Sequence[bytes], leaves: Sequence[bytes]) -> Chunk:
+def _chunk(
+    items: Sequence[Any], entries: Sequence[bytes], leaves: Sequence[bytes], moulds: Sequence[Mould | None]
+) -> Chunk:
     kept: list[object] = []
-    states: list[dict[str, Any] | None] = []
-    watched: list[object] = []
+    states: list[dict[str, Any]] = []
+    empty: list[object] = []
     nested: list[object] = []
     copies: list[object] = []
-    for item in items:
-        state = _state(item, watched, nested, copies) if isinstance(item, BaseMessage) else None
-        states.append(state)
-        kept.append(item if type(item) in IMMUTABLE or state is not None else OPAQUE)
+    for item, mould in zip(items, moulds, strict=True):
+        if mould is None:
+            kept.append(item if type(item) in IMMUTABLE else OPAQUE)
+            continue
+        kept.append(item)
+        fields = item.__dict__
+        states.append(fields)
+        empty.append(item.__pydantic_extra__)
+        for name in mould.containers:
+            value = fields[name]
+            if value:
+                nested.append(value)
+                copies.append(mould.fields[name])
+            else:
+                empty.append(value)
     return Chunk(
         tuple(kept),
         tuple(entries),
         tuple(leaves),
+        tuple(moulds),
         tuple(states),
-        tuple(watched),
-        gc.get_referents(*watched),
+        gc.get_referents(*states),
+        tuple(empty),
         tuple(nested),
         tuple(copies),
     )
-
-
-def _state(
-    message: BaseMessage, watched: list[object], nested: list[object], copies: list[object]
-) -> dict[str, Any] | None:
-    """Return a copy of a message's fields, and add to the lists; `None` where they cannot be compared safely later."""
-    extra = message.__pydantic_extra__
-    if extra or message.__pydantic_private__:
-        return None
-    if type(message).model_config.get("validate_assignment"):  # then an assignment replaces the dictionary of fields
-        return None
-    fields = message.__dict__
-    state = fields.copy()
-    empty: list[object] = [fields] if extra is None else [fields, extra]
-    full: list[str] = []
-    try:
-        for name, value in fields.items():
-            if type(value) not in IMMUTABLE:
-                state[name] = _copied(value)
-                if value:
-                    full.append(name)
-                else:
-                    empty.append(value)
-    except TypeError:
-        return None
-    watched += empty
-    for name in full:
-        nested.append(fields[name])
-        copies.append(state[name])
-    return state
-
-
-def _copied(value: Any) -> Any:
-    kind = type(value)
-    if kind in IMMUTABLE:
-        return value
-    if kind is list:
-        return [_copied(item) for item in value] if value else _NO_LIST
-    if kind is dict:
-        return {key: _copied(item) for key, item in value.items()} if value else _NO_DICT
-    raise TypeError

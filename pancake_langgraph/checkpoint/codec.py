@@ -46,7 +46,7 @@ class Codec:
         Raises:
             ConfigError: if something in `allow` is neither.
         """
-        return Codec(ClassTable({}).plus(allow))
+        return Codec(ClassTable({}, {}).plus(allow))
 
     def allowing(self, extra: Iterable[type | TypeName]) -> Codec:
         """Return a codec that allows more, this one if nothing is new.
@@ -55,6 +55,15 @@ class Codec:
             ConfigError: if something in `extra` is neither a class nor a pair (module, qualified name).
         """
         classes = self.classes.plus(extra)
+        return self if classes is self.classes else Codec(classes)
+
+    def allowing_listed(self, listed: Iterable[TypeName]) -> Codec:
+        """Return a codec that allows what a list of LangGraph's names, this one if nothing is new.
+
+        Such a list names a class inside another one by its last name.  Where a name fits two classes of a module,
+        neither is allowed by it, and the error when one is met says so.
+        """
+        classes = self.classes.plus_listed(listed)
         return self if classes is self.classes else Codec(classes)
 
     def encode(self, value: object, *, channel: str) -> bytes:

@@ -10,6 +10,7 @@ from pydantic import SecretBytes, SecretStr
 
 from pancake_langgraph._errors import ConfigError, StateTypeError
 from pancake_langgraph.checkpoint import codec_kinds, codec_numpy
+from pancake_langgraph.checkpoint.codec_names import classes_named
 from pancake_langgraph.checkpoint.codec_plans import TypeName, code_of, plan_for
 from pancake_langgraph.checkpoint.codec_wire import PLAIN, Code, Ext, Plan, Read, Reader, Write, Writer, pack, type_name
 
@@ -57,10 +58,13 @@ _SLOTTED = frozenset({"Send", "Item", "SearchItem"})
 class ClassTable:
     """The classes that may be stored.  Never changes, but for plans that are made at first use; thread-safe."""
 
-    __slots__ = ("_by_name", "_by_type", "_names")
+    __slots__ = ("_by_name", "_by_type", "_doubtful", "_names")
 
-    def __init__(self, names: Mapping[TypeName, type | None]) -> None:
+    def __init__(
+        self, names: Mapping[TypeName, type | None], doubtful: Mapping[TypeName, tuple[TypeName, ...]]
+    ) -> None:
         self._names = names
+        self._doubtful = doubtful  # classes that share the name by which they were allowed -> all who share it
         self._by_name: dict[TypeName, tuple[Code, type, Plan]] = {}
         self._by_type: dict[type, Write] = {}
 
@@ -77,7 +81,26 @@ class ClassTable:
                 continue
             if kind is not None or name not in names:
                 names[name] = kind
-        return self if names == self._names else ClassTable(names)
+        return self if names == self._names else ClassTable(names, self._doubtful)
+
+    def plus_listed(self, listed: Iterable[TypeName]) -> ClassTable:
+        """Return a table that has more classes, named as LangGraph lists them: by module and `__name__`.
+
+        Such a name may mean a class inside another one.  Where two classes go by it neither is added, and what is said
+        when one of them is met names both.  Qualified names are taken as `plus` takes them.
+        """
+        extra: list[type | TypeName] = []
+        doubtful = dict(self._doubtful)
+        for module, name in listed:
+            found = () if _known((module, name)) is not None else classes_named(module, name)
+            found = tuple(kind for kind in found if code_of(kind) is not None)
+            if len(found) > 1:
+                owns = tuple((kind.__module__, kind.__qualname__) for kind in found)
+                doubtful |= dict.fromkeys(owns, owns)
+            else:
+                extra += found or [(module, name)]
+        table = self.plus(extra)
+        return table if doubtful == self._doubtful else ClassTable(table._names, doubtful)
 
     def write_for(self, kind: type, *, channel: str) -> Write:
         """Return how to write objects of a type that has no kind of its own.
@@ -121,6 +144,7 @@ class ClassTable:
                     "types, NumPy, messages, and enums, dataclasses, named tuples and pydantic models of the app. "
                     "Store plain data, and keep the object out of the state"
                 )
+            self._check_not_doubtful(name, channel)
             raise StateTypeError(
                 f"channel {channel!r}: {type_name(kind)} is not among the types that may be stored. "
                 f"Allow it: `PancakeSaver(..., allow=[{kind.__name__}])`"
@@ -136,6 +160,7 @@ class ClassTable:
     def _make(self, name: TypeName, channel: str) -> tuple[Code, type, Plan]:
         shown = f"{name[0]}.{name[1]}"[:200]
         if name not in self._names and name not in KNOWN:
+            self._check_not_doubtful(name, channel)
             last = name[1].rpartition(".")[2][:100]
             raise StateTypeError(
                 f"channel {channel!r} holds a {shown!r}, which is not among the types that may come back; nothing of "
@@ -155,6 +180,15 @@ class ClassTable:
         raise StateTypeError(
             f"channel {channel!r}: {shown!r} is allowed, but cannot be stored: {reason}. Store plain data instead"
         )
+
+    def _check_not_doubtful(self, name: TypeName, channel: str) -> None:
+        both = self._doubtful.get(name)
+        if both is not None:
+            raise StateTypeError(
+                f"channel {channel!r}: {name[0]}.{name[1]} is listed by its last name only, and "
+                f"{' and '.join(sorted(qualified for _, qualified in both))} go by that name. "
+                f"Allow the class itself: `PancakeSaver(..., allow=[{name[1]}])`"
+            )
 
 
 def _named(item: object) -> tuple[TypeName, type | None]:

@@ -6,7 +6,6 @@ so that what is stored is the state as it was handed over; everything else talks
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,22 +24,23 @@ from langgraph.checkpoint.base import (
 )
 
 from pancake_langgraph._errors import ConfigError, CorruptCheckpoint, ThreadDeleted
-from pancake_langgraph.checkpoint.chunks import chunks_of_new, chunks_of_stored
 from pancake_langgraph.checkpoint.codec import Codec
-from pancake_langgraph.checkpoint.elements import FANOUT, ElementSink, Listed, Ref, open_entries, open_refs
-from pancake_langgraph.checkpoint.memory import Latest, Memory, Remembered, remember_single
+from pancake_langgraph.checkpoint.elements import ElementSink, Ref
+from pancake_langgraph.checkpoint.listeners import Listeners, Stored
+from pancake_langgraph.checkpoint.memory import Latest, Memory
 from pancake_langgraph.checkpoint.record import (
     Record,
+    decoded,
     place_of_element,
     place_of_row,
     place_of_write,
+    places_of_elements,
 )
 from pancake_langgraph.checkpoint.routes import next_of_checkpoint, next_of_writes
 from pancake_langgraph.checkpoint.rows import CheckpointRow, PutCheckpoint, PutWrites, Spot, WriteRow
 from pancake_langgraph.checkpoint.seal import Seal
 from pancake_langgraph.checkpoint.store import StaleNeed, Store
-
-logger = logging.getLogger(__name__)
+from pancake_langgraph.checkpoint.values import latest_of, open_values, ref_of_value, stored_value
 
 #: Writes between two looks for threads whose time has come.
 _SWEEP_EVERY: Final = 256
@@ -65,34 +65,6 @@ class WritesPlan:
     next_nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What listeners are told after a write was acknowledged.
-
-    `channels` names the channels that a task wrote, or that a checkpoint holds; `next_nodes` those nodes that certainly
-    come next (`routes.py`).  `latest` is the checkpoint as it was stored, with the content hash of every list item;
-    `None` for pending writes, and where another saver stores.
-    """
-
-    thread_id: str
-    spot: Spot
-    channels: tuple[str, ...]
-    next_nodes: tuple[str, ...]
-    latest: Latest | None = None
-
-
-Listener = Callable[[Stored], None]
-
-
-def tell(listeners: Sequence[Listener], stored: Stored) -> None:
-    """Tell all listeners; one that fails is logged and costs the write and the others nothing."""
-    for listener in tuple(listeners):
-        try:
-            listener(stored)
-        except Exception:
-            logger.warning("a listener of the saver failed", exc_info=True)
-
-
 class Core:
     """Thread-safe.  Owns store, seal and memory; the codec comes with each call, since clones differ in it."""
 
@@ -103,7 +75,7 @@ class Core:
         self._ttl_s = ttl_s
         self._refresh_on_read = refresh_on_read
         self.memory = Memory()
-        self.listeners: list[Listener] = []
+        self.listeners = Listeners()
         self._lock = threading.Lock()
         self._writes = 0
 
@@ -142,7 +114,7 @@ class Core:
             ):
                 channels[channel] = known  # by LangGraph's contract a channel changes only with its version
             else:
-                channels[channel] = _stored(codec, sink, channel, value, version, known)
+                channels[channel] = stored_value(codec, sink, channel, value, version, known)
         record = Record(
             codec.encode({k: v for k, v in checkpoint.items() if k != "channel_values"}, channel="(checkpoint)"),
             {channel: known.ref for channel, known in channels.items()},
@@ -177,7 +149,7 @@ class Core:
         self.memory.put(thread_id, plan.latest)
         spot = plan.put.row.spot
         latest = plan.latest
-        tell(self.listeners, Stored(thread_id, spot, tuple(latest.channels), plan.next_nodes, latest))
+        self.listeners.tell(Stored(thread_id, spot, tuple(latest.channels), plan.next_nodes, latest))
         self._sweep_sometimes()
         return config_of(thread_id, spot)
 
@@ -196,7 +168,7 @@ class Core:
         sink = ElementSink(self.seal.digest)
         rows = []
         for position, (channel, value) in enumerate(writes):
-            ref = _ref_of(codec, sink, channel, value)
+            ref = ref_of_value(codec, sink, channel, value)
             idx = WRITES_IDX_MAP.get(channel, position)
             row = WriteRow(Spot(checkpoint_ns, checkpoint_id), task_path, task_id, idx, channel, b"")
             body = self.seal.seal(ormsgpack.packb(ref.packed()), place_of_write(thread_id, row))
@@ -210,13 +182,12 @@ class Core:
             return
         self.store.put_writes(put, expires_at_s=self.expires_at_s())
         channels = tuple(row.channel for row in put.rows)
-        tell(self.listeners, Stored(put.thread_id, put.rows[0].spot, channels, plan.next_nodes))
+        self.listeners.tell(Stored(put.thread_id, put.rows[0].spot, channels, plan.next_nodes))
         self._sweep_sometimes()
 
     def _sealed(self, thread_id: str, sink: ElementSink) -> Mapping[bytes, bytes]:
-        return {
-            digest: self.seal.seal(plain, place_of_element(thread_id, digest)) for digest, plain in sink.plain.items()
-        }
+        place = places_of_elements(thread_id)
+        return {digest: self.seal.seal(plain, place(digest)) for digest, plain in sink.plain.items()}
 
     def expires_at_s(self) -> float | None:
         """Return when a thread written now expires, Unix time; `None` for never."""
@@ -322,7 +293,7 @@ class Core:
             raise CorruptCheckpoint(f"{what}: damaged; restore the store from a copy") from exc
 
     def _metadata(self, codec: Codec, thread_id: str, row: CheckpointRow) -> dict[str, Any]:
-        return _decoded(codec, self.record(thread_id, row).metadata, "(metadata)")
+        return decoded(codec, self.record(thread_id, row).metadata, "(metadata)")
 
     def _whole(self, codec: Codec, thread_id: str, row: CheckpointRow, *, is_latest: bool) -> CheckpointTuple | None:
         """Return what a row stands for; `None` if it was taken out before all of it was read."""
@@ -346,48 +317,31 @@ class Core:
         writes = self.store.get_writes(thread_id, row.spot)
         refs = {f"c{channel}": ref for channel, ref in record.values.items()}
         refs |= {f"w{number}": self.ref_of(thread_id, write) for number, write in enumerate(writes)}
-        opened = self._opened(codec, thread_id, refs, {f"w{n}": write.channel for n, write in enumerate(writes)})
+        latest = self.memory.get(thread_id, row.spot.checkpoint_ns) if is_latest else None
+        known = {} if latest is None else {f"c{name}": channel.chunks for name, channel in latest.channels.items()}
+        channels = {f"w{number}": write.channel for number, write in enumerate(writes)}
+        opened = open_values(codec, refs, channels, self.fetcher(thread_id), known)
         values = {channel: opened[f"c{channel}"].value for channel in record.values}
-        fields = _decoded(codec, record.fields, "(checkpoint)")
+        fields = decoded(codec, record.fields, "(checkpoint)")
         fields["channel_values"] = values
         if is_latest:
-            versions = fields.get("channel_versions") or {}
-            self._remember(thread_id, row.spot, record, opened, versions)
+            self.memory.put(thread_id, latest_of(row.spot, record, opened, fields.get("channel_versions") or {}))
         return CheckpointTuple(
             config=config_of(thread_id, row.spot),
             checkpoint=cast("Checkpoint", fields),
-            metadata=cast("CheckpointMetadata", _decoded(codec, record.metadata, "(metadata)")),
+            metadata=cast("CheckpointMetadata", decoded(codec, record.metadata, "(metadata)")),
             parent_config=None
             if row.parent_id is None
             else config_of(thread_id, row.spot._replace(checkpoint_id=row.parent_id)),
             pending_writes=[(w.task_id, w.channel, opened[f"w{n}"].value) for n, w in enumerate(writes)],
         )
 
-    def _opened(
-        self, codec: Codec, thread_id: str, refs: Mapping[str, Ref], channels: Mapping[str, str]
-    ) -> Mapping[str, Opened]:
-        """Fetch and decode all values at once; `channels` names a write's channel for its key, else the key does."""
-        fetch = self.fetcher(thread_id)
-        raw = open_refs(refs, fetch)
-        listed = {key: value for key, value in raw.items() if isinstance(value, Listed)}
-        encodings = open_entries([entry for value in listed.values() for entry in value.entries], fetch)
-        at, opened = 0, {}
-        for key, value in raw.items():
-            channel = channels.get(key, key[1:])
-            if isinstance(value, Listed):
-                part = encodings[at : at + len(value.entries)]
-                at += len(part)
-                items = [codec.decode(encoding, channel=channel) for encoding in part]
-                opened[key] = Opened(items, value)
-            else:
-                opened[key] = Opened(codec.decode(value, channel=channel), None)
-        return opened
-
     def values(
         self, codec: Codec, thread_id: str, refs: Mapping[str, Ref], channels: Mapping[str, str]
     ) -> Mapping[str, object]:
         """Return the values that references lead to, by key."""
-        return {key: found.value for key, found in self._opened(codec, thread_id, refs, channels).items()}
+        opened = open_values(codec, refs, channels, self.fetcher(thread_id), {})
+        return {key: found.value for key, found in opened.items()}
 
     def fetcher(self, thread_id: str) -> Callable[[Sequence[bytes]], Mapping[bytes, bytes]]:
         """Return a function that fetches elements' plain bytes by hash."""
@@ -403,36 +357,14 @@ class Core:
                         "lost them (does the server evict keys when memory is full?); go back to an older checkpoint "
                         "or restore the store from a copy"
                     )
-            return {digest: self.open_element(thread_id, digest, data) for digest, data in found.items()}
+            opened, place, what = self.seal.open, places_of_elements(thread_id), f"thread {thread_id!r}, a stored part"
+            return {digest: opened(data, place(digest), what=what) for digest, data in found.items()}
 
         return fetch
 
     def open_element(self, thread_id: str, digest: bytes, data: bytes) -> bytes:
         """Open one element."""
         return self.seal.open(data, place_of_element(thread_id, digest), what=f"thread {thread_id!r}, a stored part")
-
-    def _remember(
-        self, thread_id: str, spot: Spot, record: Record, opened: Mapping[str, Opened], versions: Mapping[str, object]
-    ) -> None:
-        channels = {}
-        for channel, ref in record.values.items():
-            value = opened[f"c{channel}"]
-            version = versions.get(channel)
-            if value.listed is not None:
-                items, listed = cast("list[object]", value.value), value.listed
-                chunks = chunks_of_stored(items, listed.entries, listed.full_leaves)
-                channels[channel] = Remembered(version, ref, chunks=chunks)
-            else:
-                channels[channel] = remember_single(version, ref, value.value)
-        self.memory.put(thread_id, Latest(spot, channels))
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A decoded value, and if it is a list how it is stored."""
-
-    value: object
-    listed: Listed | None
 
 
 def place_of(config: RunnableConfig) -> tuple[str, str, str | None]:
@@ -460,41 +392,6 @@ def config_of(thread_id: str, spot: Spot) -> RunnableConfig:
     }
 
 
-def _decoded(codec: Codec, data: bytes, what: str) -> dict[str, Any]:
-    found = codec.decode(data, channel=what)
-    if type(found) is not dict:
-        raise CorruptCheckpoint(f"{what}: a {type(found).__name__} in place of a dict; restore the store from a copy")
-    return found
-
-
 def _run_id(config: RunnableConfig) -> str:
     found = (config.get("metadata") or {}).get("run_id") or (config.get("configurable") or {}).get("run_id") or ""
     return str(found)
-
-
-def _stored(
-    codec: Codec, sink: ElementSink, channel: str, value: object, version: object, known: Remembered | None
-) -> Remembered:
-    """Encode what is new of a value into `sink`; return how it is stored."""
-    if type(value) is not list:
-        if known is not None and known.value is value:
-            return replace(known, version=version)
-        return remember_single(version, sink.single(codec.encode(value, channel=channel)), value)
-    listing = chunks_of_new(
-        value,
-        () if known is None else known.chunks,
-        encode=lambda item: sink.entry(codec.encode(item, channel=channel)),
-        leaf=sink.leaf,
-    )
-    chunks = listing.chunks
-    leaves = [leaf for chunk in chunks for leaf in chunk.leaves]
-    rest = chunks[-1].entries[len(chunks[-1].leaves) * FANOUT :] if chunks else ()
-    num_kept = sum(len(chunk.leaves) for chunk in chunks[: listing.num_shared])
-    return Remembered(version, sink.joined(leaves, rest, num_kept=num_kept), chunks=chunks)
-
-
-def _ref_of(codec: Codec, sink: ElementSink, channel: str, value: object) -> Ref:
-    """Encode a value into `sink`; return the reference to it."""
-    if type(value) is not list:
-        return sink.single(codec.encode(value, channel=channel))
-    return sink.list_of([sink.entry(codec.encode(item, channel=channel)) for item in value])[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import compress
 from typing import Final
 
 import ormsgpack
@@ -168,8 +169,10 @@ def open_refs(refs: Mapping[str, Ref], fetch: Fetch) -> Mapping[str, bytes | Lis
 
 def open_entries(entries: Sequence[bytes], fetch: Fetch) -> list[bytes]:
     """Return the encodings behind entries, in order."""
-    found = fetch([entry[1:] for entry in entries if entry[:1] == _HASHED])
-    return [found[entry[1:]] if entry[:1] == _HASHED else entry[1:] for entry in entries]
+    behind = [entry[1:] for entry in entries]
+    is_hashed = [entry.startswith(_HASHED) for entry in entries]
+    found = fetch([*compress(behind, is_hashed)])
+    return [found[data] if hashed else data for data, hashed in zip(behind, is_hashed, strict=True)]
 
 
 def reachable(ref: Ref, plain: Mapping[bytes, bytes]) -> Iterator[bytes]:

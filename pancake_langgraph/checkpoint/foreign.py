@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
-from pancake_langgraph._errors import CheckpointError, ConfigError, CorruptCheckpoint
+from pancake_langgraph._errors import CheckpointError, ConfigError, CorruptCheckpoint, PancakeError, StoreUnavailable
 from pancake_langgraph.checkpoint.codec import Codec
 from pancake_langgraph.checkpoint.core import Core, config_of
 from pancake_langgraph.checkpoint.record import place_of_write
@@ -53,6 +54,24 @@ class Source(Protocol):
         """Yield a thread's checkpoints, newest first."""
 
 
+@contextlib.contextmanager
+def of_other_saver() -> Iterator[None]:
+    """Turn what another library raises into errors of ours.
+
+    Raises:
+        ConfigError: if the other saver lacks what is needed.
+        StoreUnavailable: if it fails.
+    """
+    try:
+        yield
+    except (PancakeError, GeneratorExit):
+        raise
+    except NotImplementedError as exc:
+        raise ConfigError("the other saver does not implement `list`; it cannot be imported from") from exc
+    except Exception as exc:  # another library, and another database behind it
+        raise StoreUnavailable(f"the other saver failed ({type(exc).__name__}: {str(exc)[:200]})") from exc
+
+
 def adopt_threads(
     core: Core, codec: Codec, source: Source, thread_ids: Iterable[str] | None, *, on_thread: OnThread
 ) -> tuple[str, ...]:
@@ -75,6 +94,23 @@ def adopt_threads(
 
 
 def _adopt(core: Core, codec: Codec, source: Source, thread_id: str) -> None:
+    try:
+        content, samples = _gathered(core, codec, source, thread_id)
+    finally:
+        core.memory.forget(thread_id)
+    core.store.write_thread(thread_id, content, expires_at_s=core.expires_at_s())
+    for sample in samples:
+        if not _is_equal(core, codec, thread_id, sample):
+            core.store.rewrite_thread(thread_id, _everything)
+            raise CorruptCheckpoint(
+                f"checkpoint {sample.spot.checkpoint_id} did not come back as it was; this is a bug, please report it"
+            )
+
+
+def _gathered(
+    core: Core, codec: Codec, source: Source, thread_id: str
+) -> tuple[ThreadContent, Iterable[ForeignCheckpoint]]:
+    """Return a thread as it is stored here, and the newest checkpoint of each namespace."""
     rows: list[CheckpointRow] = []
     writes: list[WriteRow] = []
     elements: dict[bytes, bytes] = {}
@@ -85,10 +121,13 @@ def _adopt(core: Core, codec: Codec, source: Source, thread_id: str) -> None:
         parent = config_of(thread_id, found.spot._replace(checkpoint_id=found.parent_id or ""))
         if found.parent_id is None:
             del parent["configurable"]["checkpoint_id"]
-        versions = found.checkpoint["channel_versions"]
-        put = core.plan_put(codec, parent, found.checkpoint, found.metadata, versions, remembered=False).put
-        rows.append(put.row)
-        elements.update(put.elements)
+        # All of them: no channel is taken over by its version alone, as in a run.
+        changed = {**dict.fromkeys(found.checkpoint["channel_values"], ""), **found.checkpoint["channel_versions"]}
+        plan = core.plan_put(codec, parent, found.checkpoint, found.metadata, changed)
+        # Should somebody store this thread right now, the store tells them that what they lean on is not there.
+        core.memory.put(thread_id, plan.latest)
+        rows.append(plan.put.row)
+        elements.update(plan.put.elements)
         for write in found.writes:
             row, parts = _planned(core, codec, thread_id, found.spot, write)
             writes.append(row)
@@ -98,15 +137,7 @@ def _adopt(core: Core, codec: Codec, source: Source, thread_id: str) -> None:
             samples[found.spot.checkpoint_ns] = found
     if not rows:
         raise ConfigError(f"there is no thread {thread_id!r} to import")
-    content = ThreadContent(tuple(rows), tuple(writes), elements)
-    core.store.write_thread(thread_id, content, expires_at_s=core.expires_at_s())
-    core.memory.forget(thread_id)
-    for sample in samples.values():
-        if not _is_equal(core, codec, thread_id, sample):
-            core.store.rewrite_thread(thread_id, _everything)
-            raise CorruptCheckpoint(
-                f"checkpoint {sample.spot.checkpoint_id} did not come back as it was; this is a bug, please report it"
-            )
+    return ThreadContent(tuple(rows), tuple(writes), elements), samples.values()
 
 
 def _planned(

@@ -13,19 +13,22 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import ormsgpack
+from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from pancake_langgraph._errors import CheckpointError, ConfigError, CorruptCheckpoint, StateTypeError
-from pancake_langgraph.checkpoint.codec import TypeName
+from pancake_langgraph.checkpoint.codec import Codec, TypeName
 
 #: Extension codes of LangGraph's wire that name something to call, and the one for arrays.
 _NAMING: Final = frozenset(range(6))
 _ARRAY: Final = 6
 #: Containers and objects within each other; more than any app has, and few enough for the C stack.
 _MAX_HEIGHT: Final = 200
+#: How much of packed messages is kept to recognize them again.
+_MAX_KNOWN_BYTES: Final = 64 << 20
 _KINDS: Final = frozenset({"null", "bytes", "bytearray", "base64", "json", "msgpack"})
 _REVIVED_HOMES: Final = ("langchain_core.messages", "langchain_core.documents")
 _CONSTRUCTORS: Final = (1, 2)
@@ -35,7 +38,8 @@ _SET: Final = ("builtins", "set")
 class StrictSerializer(JsonPlusSerializer):
     """LangGraph's serializer for reading only.  For one thread at a time.
 
-    `refusal` keeps the first error, for savers that swallow what their serializer raises.
+    `refusal` keeps the first error, for savers that swallow what their serializer raises.  Where checkpoints hold the
+    same message, as those of a chat do, all of them get the same object; whoever reads must not change it.
     """
 
     def __init__(self, is_allowed: Callable[[TypeName], bool]) -> None:
@@ -44,6 +48,8 @@ class StrictSerializer(JsonPlusSerializer):
         self._is_allowed = is_allowed
         self.refusal: CheckpointError | None = None
         self._seen: dict[bytes, int] = {}
+        self._messages: dict[tuple[int, bytes], BaseMessage] = {}
+        self._num_known_bytes = 0
 
     def loads_typed(self, data: tuple[str, Any]) -> Any:
         """Return the value.
@@ -63,11 +69,26 @@ class StrictSerializer(JsonPlusSerializer):
         try:
             if kind == "msgpack":
                 self._inspect(data[1])
+                return ormsgpack.unpackb(data[1], ext_hook=self._made, option=ormsgpack.OPT_NON_STR_KEYS)
             return super().loads_typed(data)
         except CheckpointError as exc:
             self._refuse(exc)
         except (ValueError, TypeError, AttributeError, LookupError, NotImplementedError, RecursionError) as exc:
             self._refuse(CorruptCheckpoint(f"a value stored as {kind} cannot be read ({type(exc).__name__})"))
+
+    def _made(self, code: int, data: bytes) -> Any:
+        """Make what one extension holds, and a message that was made before not again."""
+        known = self._messages.get((code, data))
+        if known is not None:
+            return known
+        made = super().loads_typed(("msgpack", ormsgpack.packb(ormsgpack.Ext(code, data))))
+        if isinstance(made, BaseMessage):
+            self._num_known_bytes += len(data)
+            if self._num_known_bytes > _MAX_KNOWN_BYTES:
+                self._messages.clear()
+                self._num_known_bytes = len(data)
+            self._messages[code, data] = made
+        return made
 
     def _refuse(self, error: CheckpointError) -> NoReturn:
         self.refusal = self.refusal or error
@@ -136,8 +157,14 @@ class StrictSerializer(JsonPlusSerializer):
             name = ".".join(self._named(value))
             self._refuse(CorruptCheckpoint(f"a stored {name} cannot be made any more ({type(exc).__name__})"))
 
+    def _constructor_class(self, value: dict[str, Any]) -> Any:
+        """Stand before the method by which langgraph-checkpoint-redis imports the class of an object, any class."""
+        if not self._is_allowed(self._named(value)):
+            raise ValueError("not allowed")  # it leaves the object to `_reviver` then, which refuses it
+        return super()._constructor_class(value)  # type: ignore[misc]
+
     def _reconstruct_from_constructor(self, value: dict[str, Any]) -> Any:
-        """Stand before the method by which langgraph-checkpoint-redis makes an object of any class."""
+        """Stand before the method by which versions of it before 0.5 make an object of any class."""
         names = self._named(value)
         if names != _SET and not self._is_allowed(names):
             self._refuse(not_allowed(".".join(names), names))
@@ -148,6 +175,11 @@ class StrictSerializer(JsonPlusSerializer):
         if not isinstance(parts, list) or len(parts) <= 1 or not all(isinstance(part, str) for part in parts):
             self._refuse(CorruptCheckpoint("a stored object names no class"))
         return ".".join(parts[:-1]), parts[-1]
+
+
+def allowed_by(codec: Codec) -> Callable[[TypeName], bool]:
+    """Return a function that says whether a codec stores a class."""
+    return lambda name: codec.allowing([name]) is codec
 
 
 def not_allowed(shown: str, name: TypeName) -> StateTypeError:

@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,17 +22,18 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
 )
 
-from pancake_langgraph._errors import ConfigError, CorruptCheckpoint, PancakeError, StoreUnavailable
-from pancake_langgraph.checkpoint.codec import Codec, TypeName
-from pancake_langgraph.checkpoint.foreign import ForeignCheckpoint, ForeignWrite, Source
-from pancake_langgraph.checkpoint.foreign_serde import StrictSerializer, strict_serializer
+from pancake_langgraph._errors import ConfigError, CorruptCheckpoint, StoreUnavailable
+from pancake_langgraph.checkpoint.codec import Codec
+from pancake_langgraph.checkpoint.foreign import ForeignCheckpoint, ForeignWrite, Source, of_other_saver
+from pancake_langgraph.checkpoint.foreign_redis import RedisSource
+from pancake_langgraph.checkpoint.foreign_serde import StrictSerializer, allowed_by, strict_serializer
 from pancake_langgraph.checkpoint.observed import ObservedSaver
 from pancake_langgraph.checkpoint.registry import REDIS_SCHEMES
 from pancake_langgraph.checkpoint.rows import Spot
 
 POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
-#: Stands for "all" where a saver would otherwise stop at a number of its own.
-_ALL: Final = 1_000_000
+#: Where langgraph-checkpoint-redis keeps its savers.
+_REDIS_PACKAGE: Final = "langgraph.checkpoint.redis"
 
 
 # -- any saver ------------------------------------------------------------------------------------------------------
@@ -44,23 +45,19 @@ class SaverSource:
     The saver itself is left as it is.  A saver that does not read through its `serde` decides itself what it makes.
     """
 
-    def __init__(self, saver: BaseCheckpointSaver[Any], codec: Codec, *, limit: int | None = None) -> None:
+    def __init__(self, saver: BaseCheckpointSaver[Any], codec: Codec) -> None:
         """Read from a copy of `saver`.
 
         Args:
             saver: The saver; it has to implement `list`.
             codec: Says which types may come in.
-            limit: Passed to `list`, for savers that stop at a number of their own; `None` for all.
 
         Raises:
             ConfigError: if its serializer is not known.
         """
-        while isinstance(saver, ObservedSaver):
-            saver = saver.inner
         serde, self._strict = strict_serializer(saver.serde, allowed_by(codec))
-        self._saver = copy.copy(saver)
+        self._saver: Any = copy.copy(saver)
         self._saver.serde = serde
-        self._limit = limit
 
     def threads(self) -> Iterable[str]:
         """See `Source.threads`."""
@@ -70,6 +67,8 @@ class SaverSource:
         """See `Source.checkpoints`."""
         for found in self._list({"configurable": {"thread_id": thread_id}}):
             where = found.config["configurable"]
+            if str(where["thread_id"]) != thread_id:  # a search that takes similar ids for the same
+                continue
             parent = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             yield ForeignCheckpoint(
                 Spot(where.get("checkpoint_ns") or "", where["checkpoint_id"]),
@@ -81,34 +80,13 @@ class SaverSource:
 
     def _list(self, config: RunnableConfig | None) -> Iterator[CheckpointTuple]:
         self._strict.refusal = None
-        count = 0
-        with _of_other_saver():
-            for found in self._saver.list(config, limit=self._limit):
+        with of_other_saver():
+            for found in self._saver.list(config):
                 if self._strict.refusal is not None:  # swallowed by the saver
                     raise self._strict.refusal
-                count += 1
                 yield found
             if self._strict.refusal is not None:
                 raise self._strict.refusal
-        if count == self._limit:
-            raise ConfigError(f"the other saver lists only {count} checkpoints at once; import threads by name")
-
-
-@contextlib.contextmanager
-def _of_other_saver() -> Iterator[None]:
-    try:
-        yield
-    except (PancakeError, GeneratorExit):
-        raise
-    except NotImplementedError as exc:
-        raise ConfigError("the other saver does not implement `list`; it cannot be imported from") from exc
-    except Exception as exc:  # another library, and another database behind it
-        raise StoreUnavailable(f"the other saver failed ({type(exc).__name__}: {str(exc)[:200]})") from exc
-
-
-def allowed_by(codec: Codec) -> Callable[[TypeName], bool]:
-    """Return a function that says whether a codec stores a class."""
-    return lambda name: codec.allowing([name]) is codec
 
 
 def numbered(writes: Iterable[tuple[str, str, Any]]) -> tuple[ForeignWrite, ...]:
@@ -137,8 +115,10 @@ def open_source(
     Raises:
         ConfigError: if it is none of these.
     """
+    while isinstance(other, ObservedSaver):
+        other = other.inner
     if isinstance(other, BaseCheckpointSaver):
-        return contextlib.nullcontext(SaverSource(other, codec))
+        return contextlib.nullcontext(_saver_source(other, codec))
     if not isinstance(other, str | os.PathLike):
         raise ConfigError(
             f"cannot import from a {type(other).__name__}: pass a LangGraph checkpointer, a file or a URL"
@@ -151,8 +131,35 @@ def open_source(
     return sqlite_source(Path(where), codec)
 
 
+def _saver_source(saver: BaseCheckpointSaver[Any], codec: Codec) -> Source:
+    names = {
+        kind.__name__ for kind in type(saver).__mro__ if kind.__module__.split(".")[:3] == _REDIS_PACKAGE.split(".")
+    }
+    if not names:
+        return SaverSource(saver, codec)
+    if any(name.startswith("Async") for name in names):
+        raise ConfigError(
+            f"cannot import from a {type(saver).__name__}: its connection belongs to an event loop; pass the URL in "
+            "place of the saver"
+        )
+    return RedisSource(saver, codec)
+
+
+# -- PostgresSaver and langgraph-checkpoint-redis --------------------------------------------------------------------
+
+
+class PostgresSource(SaverSource):
+    """What langgraph-checkpoint-postgres stored."""
+
+    def threads(self) -> Iterable[str]:
+        """See `Source.threads`.  Its `list` would fetch all values of all threads at once."""
+        query = "SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id"
+        with of_other_saver():
+            return [str(row["thread_id"]) for row in self._saver.conn.execute(query)]
+
+
 @contextlib.contextmanager
-def postgres_source(dsn: str, codec: Codec) -> Iterator[SaverSource]:
+def postgres_source(dsn: str, codec: Codec) -> Iterator[PostgresSource]:
     """Connect to what langgraph-checkpoint-postgres stored.
 
     Raises:
@@ -161,24 +168,24 @@ def postgres_source(dsn: str, codec: Codec) -> Iterator[SaverSource]:
     """
     module = _package("langgraph.checkpoint.postgres", "langgraph-checkpoint-postgres 'psycopg[binary]'")
     with contextlib.ExitStack() as stack:
-        with _of_other_saver():
+        with of_other_saver():
             saver = stack.enter_context(module.PostgresSaver.from_conn_string(dsn))
-        yield SaverSource(saver, codec)
+        yield PostgresSource(saver, codec)
 
 
 @contextlib.contextmanager
-def redis_source(url: str, codec: Codec) -> Iterator[SaverSource]:
+def redis_source(url: str, codec: Codec) -> Iterator[RedisSource]:
     """Connect to what langgraph-checkpoint-redis stored.
 
     Raises:
         ConfigError: if that package is missing.
         StoreUnavailable: if the server does not answer.
     """
-    module = _package("langgraph.checkpoint.redis", "langgraph-checkpoint-redis")
+    module = _package(_REDIS_PACKAGE, "langgraph-checkpoint-redis")
     with contextlib.ExitStack() as stack:
-        with _of_other_saver():
+        with of_other_saver():
             saver = stack.enter_context(module.RedisSaver.from_conn_string(url))
-        yield SaverSource(saver, codec, limit=_ALL)
+        yield RedisSource(saver, codec)
 
 
 def _package(name: str, requirement: str) -> Any:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pancake_langgraph.checkpoint.chunks import CHUNK, IMMUTABLE, OPAQUE, Chunk
+from pancake_langgraph.checkpoint.chunks import CHUNK, OPAQUE, Chunk
 from pancake_langgraph.checkpoint.elements import Ref
+from pancake_langgraph.checkpoint.moulds import IMMUTABLE
 from pancake_langgraph.checkpoint.rows import Spot
 
 MAX_NAMESPACES: Final = 256

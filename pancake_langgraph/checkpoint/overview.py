@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from pancake_langgraph._errors import CheckpointError, StateTypeError
 from pancake_langgraph.checkpoint.codec import Codec
 from pancake_langgraph.checkpoint.core import Core
 from pancake_langgraph.checkpoint.elements import Listed, Ref, open_entries, open_refs
+from pancake_langgraph.checkpoint.record import decoded
 from pancake_langgraph.checkpoint.routes import next_of_checkpoint
 from pancake_langgraph.checkpoint.rows import CheckpointRow, ThreadContent
 from pancake_langgraph.checkpoint.transfer import fetch_from
@@ -118,9 +119,7 @@ def _shown(content: ThreadContent) -> list[CheckpointRow]:
 
 def _heads(core: Core, codec: Codec, thread_id: str, row: CheckpointRow) -> tuple[dict[str, Any], dict[str, Any]]:
     record = core.record(thread_id, row)
-    fields = codec.decode(record.fields, channel="(checkpoint)")
-    metadata = codec.decode(record.metadata, channel="(metadata)")
-    return cast("dict[str, Any]", fields), cast("dict[str, Any]", metadata)
+    return decoded(codec, record.fields, "(checkpoint)"), decoded(codec, record.metadata, "(metadata)")
 
 
 def _next_nodes(core: Core, codec: Codec, thread_id: str, refs: Mapping[str, Ref]) -> tuple[str, ...] | None:

@@ -10,6 +10,7 @@ from pancake_langgraph.checkpoint.redis_keys import ThreadKeys
 from pancake_langgraph.checkpoint.redis_link import Command
 from pancake_langgraph.checkpoint.redis_registry import NEVER, Registry
 from pancake_langgraph.checkpoint.rows import CheckpointRow, Removal, ThreadContent, WriteRow
+from pancake_langgraph.checkpoint.store import orphans_expire_at_s
 
 _BATCH = 500
 
@@ -33,7 +34,7 @@ class Membership:
         keys = self._keys
         end = NEVER if self._expires_at_s is None else unix_ms(self._expires_at_s)
         return [
-            ("EXISTS", keys.rows, keys.writes),
+            ("EXISTS", keys.rows),
             ("ZSCORE", keys.runs, run_id.encode()),
             ("ZRANGEBYSCORE", keys.runs, "-inf", f"({end}"),
         ]
@@ -99,8 +100,10 @@ def count_members(content: ThreadContent) -> int:
     return sum(1 if row.is_hidden else 2 for row in content.rows) + len(content.writes)
 
 
-def removal_commands(keys: ThreadKeys, content: ThreadContent, removal: Removal) -> list[Command]:
-    """Return what takes a removal out of a thread; nothing where there is nothing to do."""
+def removal_commands(
+    keys: ThreadKeys, content: ThreadContent, removal: Removal, *, expires_at_s: float | None
+) -> list[Command]:
+    """Return what takes a removal out of a thread that expires as given; nothing where there is nothing to do."""
     gone = [row.spot for row in content.rows if row.spot in removal.checkpoints]
     writes = [layout.write_field(write) for write in content.writes if write.spot in removal.checkpoints]
     if len(gone) == len(content.rows) and len(writes) == len(content.writes):
@@ -112,7 +115,9 @@ def removal_commands(keys: ThreadKeys, content: ThreadContent, removal: Removal)
     ]
     members = [member for spot in gone for member in layout.members(spot)]
     members += map(layout.write_member, writes)
+    is_orphaned = len(gone) == len(content.rows)
     return [
+        *(expiry_commands(keys, orphans_expire_at_s(expires_at_s)) if is_orphaned else ()),
         *_in_batches("HDEL", keys.rows, map(layout.row_field, gone)),
         *_in_batches("HDEL", keys.writes, writes),
         *_in_batches("ZREM", keys.index, members),

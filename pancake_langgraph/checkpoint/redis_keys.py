@@ -148,6 +148,11 @@ def writes_range(spot: Spot) -> tuple[bytes, bytes]:
     return b"[" + stem, b"(" + _after(stem)
 
 
+def any_row_query(index: bytes) -> tuple[bytes | str | int, ...]:
+    """Return the command that asks the index for one of a thread's rows, visible or hidden."""
+    return ("ZRANGEBYLEX", index, "-", b"(" + _WRITES, "LIMIT", 0, 1)  # members of writes are the greatest
+
+
 def _after(stem: bytes) -> bytes:
     return stem[:-1] + _AFTER_END
 

@@ -2,7 +2,7 @@
 
 They cannot change in one transaction with a thread, so they are kept by order instead.  Who writes names the thread
 before and after; who removes takes the name out, then looks whether the thread is there after all.  A set may name a
-thread that is gone, but a thread that holds something is named.
+thread that is gone, but a thread that has a checkpoint is named.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from pancake_langgraph.checkpoint.redis_keys import THREADS_KEY, run_key, thread_keys
+from pancake_langgraph.checkpoint.redis_keys import THREADS_KEY, any_row_query, run_key, thread_keys
 from pancake_langgraph.checkpoint.redis_link import Command, RedisLink
 
 _PAGE: Final = 500
@@ -57,7 +57,7 @@ class Registry:
             self.add(thread_id, run_ids, expires_at_s=None)
 
     def threads(self) -> Iterator[str]:
-        """Iterate over all threads that hold something, each once."""
+        """Iterate over all threads that are there, each once."""
         seen: set[str] = set()
         cursor: bytes | str = "0"
         while True:
@@ -89,5 +89,11 @@ class Registry:
         return following, alive
 
     def _alive(self, thread_ids: Sequence[str]) -> list[bool]:
+        """Say which threads have a checkpoint, or have lost it: those who read them are to hear of that."""
         keys = [thread_keys(thread_id) for thread_id in thread_ids]
-        return [bool(num) for num in self._link.each([("EXISTS", each.rows, each.writes) for each in keys])]
+        alive = [bool(num) for num in self._link.each([("EXISTS", each.rows) for each in keys])]
+        unsure = [number for number, is_alive in enumerate(alive) if not is_alive]
+        members = self._link.each([any_row_query(keys[number].index) for number in unsure])
+        for number, found in zip(unsure, members, strict=True):
+            alive[number] = bool(found)
+        return alive

@@ -29,12 +29,14 @@ from pancake_langgraph.checkpoint.redis_commands import (
 from pancake_langgraph.checkpoint.redis_keys import FORMAT, FORMAT_KEY, ThreadKeys, thread_keys
 from pancake_langgraph.checkpoint.redis_link import Command, RedisLink, Session, warn_if_evicting
 from pancake_langgraph.checkpoint.redis_queries import (
-    DELETION_KEPT_S,
     fetch,
+    has_no_checkpoint,
     indexed,
     is_torn,
     mark_dead,
-    pairs,
+    row_at,
+    unpacked,
+    visible_rows,
     write_order,
 )
 from pancake_langgraph.checkpoint.redis_registry import NEVER, Registry
@@ -47,7 +49,7 @@ from pancake_langgraph.checkpoint.rows import (
     ThreadContent,
     WriteRow,
 )
-from pancake_langgraph.checkpoint.store import StaleNeed, late_put, late_writes
+from pancake_langgraph.checkpoint.store import DELETION_KEPT_S, StaleNeed, late_put, late_writes, orphans_expire_at_s
 
 T = TypeVar("T")
 
@@ -168,10 +170,15 @@ class RedisStore:
                     if not exists and (is_dead or spot.checkpoint_id <= deletion_id.decode()):
                         session.unwatch()
                         raise late_writes(put.thread_id, spot)
+            has_rows, *known = replies[2 * len(spots) :]
+            if not has_rows and has_no_checkpoint(session, keys):
+                ends = expiry_commands(keys, orphans_expire_at_s(expires_at_s))
+            else:
+                ends = membership.commands("", [True, *known])
             return [
                 *(("HSETNX", keys.elements, digest, data) for digest, data in put.elements.items()),
                 *(command for row in put.rows for command in write_commands(keys, row)),
-                *membership.commands("", replies[2 * len(spots) :]),
+                *ends,
             ]
 
         self._transact(keys, plan)
@@ -203,20 +210,23 @@ class RedisStore:
         keys = thread_keys(thread_id)
 
         def plan(session: Session) -> list[Command]:
-            _, deletion_id = session.ask(
-                ("WATCH", keys.state, keys.rows, keys.writes, keys.elements), ("HGET", keys.state, "d")
+            _, deletion_id, ttl_ms = session.ask(
+                ("WATCH", keys.state, keys.rows, keys.writes, keys.elements),
+                ("HGET", keys.state, "d"),
+                ("PTTL", keys.rows),
             )
             content = self.read_thread(thread_id)  # what changes from here on fails the EXEC
-            if not (content.rows or content.writes or content.elements):
+            if not content.rows:
                 return []
-            commands = removal_commands(keys, content, decide(content))
+            expires_at_s = None if ttl_ms < 0 else time.time() + ttl_ms / 1_000
+            commands = removal_commands(keys, content, decide(content), expires_at_s=expires_at_s)
             if not commands:
                 return []
             forget: list[Command] = [("UNLINK", keys.state)] if deletion_id is None else []
             return [("ZRANGE", keys.runs, 0, -1), *touch_state(keys), *forget, *commands]
 
         done = self._transact(keys, plan)
-        if done and not self._ask(keys, ("EXISTS", keys.rows, keys.writes))[0]:
+        if done and not self._ask(keys, ("EXISTS", keys.rows))[0]:
             self._registry.remove(thread_id, [run_id.decode() for run_id in done[0]])
 
     def write_thread(self, thread_id: str, content: ThreadContent, *, expires_at_s: float | None) -> None:
@@ -224,19 +234,22 @@ class RedisStore:
         self.open()
         keys = thread_keys(thread_id)
         run_ids = {row.run_id for row in content.rows} - {""}
-        has_any = bool(content.rows or content.writes)
+        has_any = bool(content.rows)
         until: str | int = NEVER
         if has_any:
             until = self._registry.add(thread_id, run_ids, expires_at_s=expires_at_s)
         commands: list[Command] = [
             *touch_state(keys),
             ("UNLINK", keys.state, keys.dead, keys.rows, keys.writes, keys.elements, keys.index),
-            *(("HSET", keys.elements, digest, data) for digest, data in content.elements.items() if has_any),
-            *(command for row in content.rows for command in row_commands(keys, layout.row_field(row.spot), row)),
-            *(command for write in content.writes for command in write_commands(keys, write)),
-            *(("ZADD", keys.runs, until, run_id.encode()) for run_id in run_ids),
-            *expiry_commands(keys, expires_at_s),
         ]
+        if has_any:
+            commands += [
+                *(("HSET", keys.elements, digest, data) for digest, data in content.elements.items()),
+                *(command for row in content.rows for command in row_commands(keys, layout.row_field(row.spot), row)),
+                *(command for write in content.writes for command in write_commands(keys, write)),
+                *(("ZADD", keys.runs, until, run_id.encode()) for run_id in run_ids),
+                *expiry_commands(keys, expires_at_s),
+            ]
         self._transact(keys, lambda _: commands)
         if has_any:
             self._registry.add(thread_id, run_ids, expires_at_s=expires_at_s)
@@ -268,17 +281,7 @@ class RedisStore:
             found = self.list_checkpoints(thread_id, checkpoint_ns, before_id=None, limit=1)
             return found[0] if found else None
         keys, spot = thread_keys(thread_id), Spot(checkpoint_ns, checkpoint_id)
-        field = layout.row_field(spot)
-
-        def read(session: Session) -> tuple[CheckpointRow | None] | None:
-            data, *scores = session.ask(
-                ("HGET", keys.rows, field), *(("ZSCORE", keys.index, member) for member in layout.members(spot))
-            )
-            if data is None:
-                return None if any(score is not None for score in scores) else (None,)
-            return (layout.unpack_row(field, data),)
-
-        return self._settled(thread_id, read)[0]
+        return self._settled(thread_id, lambda session: row_at(session, keys, spot))[0]
 
     def list_checkpoints(
         self, thread_id: str, checkpoint_ns: str | None, *, before_id: str | None, limit: int
@@ -287,15 +290,7 @@ class RedisStore:
         keys = thread_keys(thread_id)
         greatest, smallest = layout.rows_range(checkpoint_ns, before_id)
         query = ("ZREVRANGEBYLEX", keys.index, greatest, smallest, "LIMIT", 0, min(limit, _MAX_LIMIT))
-
-        def read(session: Session) -> tuple[CheckpointRow, ...] | None:
-            found = indexed(session, keys.index, query, keys.rows)
-            if found is None:
-                return None
-            rows = tuple(layout.unpack_row(*item) for item in found.items())
-            return None if any(row.is_hidden for row in rows) else rows
-
-        return self._settled(thread_id, read)
+        return self._settled(thread_id, lambda session: visible_rows(session, keys, query))
 
     def get_writes(self, thread_id: str, spot: Spot) -> tuple[WriteRow, ...]:
         """See `Store.get_writes`."""
@@ -321,15 +316,10 @@ class RedisStore:
         keys = thread_keys(thread_id)
         queries: list[Command] = [("HGETALL", key) for key in (keys.rows, keys.writes, keys.elements)]
         *flats, num_members = self._transact(keys, lambda _: [*queries, ("ZCARD", keys.index)])
-        rows, writes, elements = map(pairs, flats)
-        content = ThreadContent(
-            tuple(sorted((layout.unpack_row(*item) for item in rows.items()), key=lambda row: row.spot[::-1])),
-            tuple(sorted((layout.unpack_write(*item) for item in writes.items()), key=write_order)),
-            elements,
-        )
+        content = unpacked(*flats)
         if num_members != count_members(content):
             raise self._torn(thread_id)
-        return content
+        return content if content.rows else ThreadContent((), (), {})
 
     def threads(self) -> Iterator[str]:
         """See `Store.threads`."""

@@ -22,14 +22,13 @@ from pancake_langgraph.checkpoint.rows import (
     WriteRow,
 )
 from pancake_langgraph.checkpoint.sqlite_link import SqliteLink
-from pancake_langgraph.checkpoint.store import StaleNeed, late_put, late_writes
+from pancake_langgraph.checkpoint.store import DELETION_KEPT_S, StaleNeed, late_put, late_writes, orphans_expire_at_s
 
-#: How long a deleted thread refuses late writes.
-DELETION_KEPT_S: Final = 86_400.0
 _PAGE: Final = 500
 _CONTENT_TABLES: Final = ("checkpoints", "writes", "elements")
 _ROW: Final = "checkpoint_ns, checkpoint_id, parent_id, run_id, is_hidden, body"
 _WRITE: Final = "checkpoint_ns, checkpoint_id, task_path, task_id, idx, channel, body"
+_HAS_CHECKPOINTS: Final = "EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread = t.thread)"
 
 
 class SqliteStore:
@@ -55,7 +54,7 @@ class SqliteStore:
         row = put.row
         refused: ThreadDeleted | None = None
         with self._link.writing() as connection:
-            thread, deletion_id = _thread(connection, put.thread_id, expires_at_s)
+            thread, deletion_id = _thread(connection, put.thread_id)
             if deletion_id is not None:
                 parent = row.parent_id is None or _exists(
                     connection, thread, row.spot._replace(checkpoint_id=row.parent_id)
@@ -69,6 +68,7 @@ class SqliteStore:
             if refused is None:
                 if put.needs is not None and not _exists(connection, thread, put.needs):
                     raise StaleNeed
+                _set_expiry(connection, thread, expires_at_s)
                 _insert(connection, thread, put.elements)
                 connection.execute(
                     f"INSERT OR REPLACE INTO checkpoints (thread, {_ROW}) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -80,7 +80,7 @@ class SqliteStore:
     def put_writes(self, put: PutWrites, *, expires_at_s: float | None) -> None:
         """See `Store.put_writes`."""
         with self._link.writing() as connection:
-            thread, deletion_id = _thread(connection, put.thread_id, expires_at_s)
+            thread, deletion_id = _thread(connection, put.thread_id)
             for spot in {row.spot for row in put.rows} if deletion_id is not None else ():
                 dead = "SELECT 1 FROM dead WHERE thread = ? AND checkpoint_id = ?"
                 is_dead = (
@@ -89,6 +89,9 @@ class SqliteStore:
                 )
                 if is_dead and not _exists(connection, thread, spot):
                     raise late_writes(put.thread_id, spot)
+            if not _has_checkpoints(connection, thread):
+                expires_at_s = orphans_expire_at_s(expires_at_s)
+            _set_expiry(connection, thread, expires_at_s)
             _insert(connection, thread, put.elements)
             for verb, rows in (
                 ("INSERT OR REPLACE", [row for row in put.rows if row.idx < 0]),
@@ -102,7 +105,7 @@ class SqliteStore:
     def delete_thread(self, thread_id: str, *, deletion_id: str) -> None:
         """See `Store.delete_thread`."""
         with self._link.writing() as connection:
-            thread, _ = _thread(connection, thread_id, None)
+            thread, _ = _thread(connection, thread_id)
             _clear(connection, thread)
             connection.execute(
                 "UPDATE threads SET expires_at_s = NULL, deletion_id = ?, deleted_at_s = ? WHERE thread = ?",
@@ -113,7 +116,7 @@ class SqliteStore:
         """See `Store.rewrite_thread`."""
         with self._link.writing() as connection:
             thread = _find(connection, thread_id)
-            if thread is None:
+            if thread is None or not _has_checkpoints(connection, thread):
                 return
             removal = decide(_content(connection, thread))
             for table in ("checkpoints", "writes"):
@@ -128,16 +131,21 @@ class SqliteStore:
             connection.executemany(
                 "DELETE FROM elements WHERE thread = ? AND hash = ?", [(thread, digest) for digest in removal.elements]
             )
+            if not _has_checkpoints(connection, thread):  # writes whose checkpoint is still to come may be left
+                bound = "UPDATE threads SET expires_at_s = min(coalesce(expires_at_s, 9e99), ?) WHERE thread = ?"
+                connection.execute(bound, (orphans_expire_at_s(None), thread))
 
     def write_thread(self, thread_id: str, content: ThreadContent, *, expires_at_s: float | None) -> None:
         """See `Store.write_thread`."""
         with self._link.writing() as connection:
-            thread, _ = _thread(connection, thread_id, None)
+            thread, _ = _thread(connection, thread_id)
             _clear(connection, thread)
             connection.execute(
                 "UPDATE threads SET expires_at_s = ?, deletion_id = NULL, deleted_at_s = NULL WHERE thread = ?",
                 (expires_at_s, thread),
             )
+            if not content.rows:
+                return
             _insert(connection, thread, content.elements)
             connection.executemany(
                 f"INSERT INTO checkpoints (thread, {_ROW}) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -156,20 +164,16 @@ class SqliteStore:
     def expire(self, *, now_s: float) -> int:
         """See `Store.expire`.  Also forgets deletions of long ago."""
         with self._link.writing() as connection:
-            due = [t for (t,) in connection.execute("SELECT thread FROM threads WHERE expires_at_s <= ?", (now_s,))]
-            for thread in due:
+            query = f"SELECT thread, {_HAS_CHECKPOINTS} FROM threads t WHERE expires_at_s <= ?"
+            due = connection.execute(query, (now_s,)).fetchall()
+            for thread, _ in due:
+                _expire(connection, thread, now_s)
+            # What has an expiry waits for that: writes may be there, and their checkpoint be under way.
+            query = f"""SELECT thread FROM threads t
+                WHERE deleted_at_s <= ? AND expires_at_s IS NULL AND NOT {_HAS_CHECKPOINTS}"""
+            for (thread,) in connection.execute(query, (now_s - DELETION_KEPT_S,)).fetchall():
                 _forget(connection, thread)
-            old = [
-                t
-                for (t,) in connection.execute(
-                    """SELECT thread FROM threads t WHERE deleted_at_s <= ?
-                    AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread = t.thread)""",
-                    (now_s - DELETION_KEPT_S,),
-                )
-            ]
-            for thread in old:
-                _forget(connection, thread)
-        return len(due)
+        return sum(has_checkpoints for _, has_checkpoints in due)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -241,9 +245,8 @@ class SqliteStore:
         while True:
             with self._link.session() as connection:
                 page = connection.execute(
-                    """SELECT thread, thread_id FROM threads t WHERE thread > ? AND coalesce(expires_at_s, 9e99) > ?
-                    AND (EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread = t.thread)
-                      OR EXISTS (SELECT 1 FROM writes w WHERE w.thread = t.thread)) ORDER BY thread LIMIT ?""",
+                    f"""SELECT thread, thread_id FROM threads t WHERE thread > ? AND coalesce(expires_at_s, 9e99) > ?
+                    AND {_HAS_CHECKPOINTS} ORDER BY thread LIMIT ?""",
                     (last, time.time(), _PAGE),
                 ).fetchall()
             if not page:
@@ -262,7 +265,9 @@ class SqliteStore:
         """See `Store.read_thread`."""
         with self._link.reading() as connection:
             thread = _find(connection, thread_id)
-            return ThreadContent((), (), {}) if thread is None else _content(connection, thread)
+            if thread is None or not _has_checkpoints(connection, thread):
+                return ThreadContent((), (), {})
+            return _content(connection, thread)
 
 
 def _find(connection: sqlite3.Connection, thread_id: str) -> int | None:
@@ -272,19 +277,32 @@ def _find(connection: sqlite3.Connection, thread_id: str) -> int | None:
     return None if found is None else int(found[0])
 
 
-def _thread(connection: sqlite3.Connection, thread_id: str, expires_at_s: float | None) -> tuple[int, str | None]:
+def _thread(connection: sqlite3.Connection, thread_id: str) -> tuple[int, str | None]:
     """Return the number of a thread to write to, made when missing, and the id minted at its deletion, if any."""
     query = "SELECT thread, deletion_id, expires_at_s FROM threads WHERE thread_id = ?"
-    found = connection.execute(query, (thread_id,)).fetchone()
-    if found is not None and found[2] is not None and found[2] <= time.time():
-        _forget(connection, found[0])
-        found = None
+    found, now_s = connection.execute(query, (thread_id,)).fetchone(), time.time()
+    if found is not None and found[2] is not None and found[2] <= now_s:
+        _expire(connection, found[0], now_s)
+        found = connection.execute(query, (thread_id,)).fetchone()
     if found is None:
-        insert = "INSERT INTO threads (thread_id, expires_at_s) VALUES (?, ?)"
-        return int(connection.execute(insert, (thread_id, expires_at_s)).lastrowid or 0), None
-    if expires_at_s != found[2]:
-        connection.execute("UPDATE threads SET expires_at_s = ? WHERE thread = ?", (expires_at_s, found[0]))
+        return int(connection.execute("INSERT INTO threads (thread_id) VALUES (?)", (thread_id,)).lastrowid or 0), None
     return int(found[0]), found[1]
+
+
+def _set_expiry(connection: sqlite3.Connection, thread: int, expires_at_s: float | None) -> None:
+    """Move a thread's expiry; a row that has it already is not written again."""
+    update = "UPDATE threads SET expires_at_s = ? WHERE thread = ? AND expires_at_s IS NOT ?"
+    connection.execute(update, (expires_at_s, thread, expires_at_s))
+
+
+def _expire(connection: sqlite3.Connection, thread: int, now_s: float) -> None:
+    """Remove all that a thread holds; the memory of its deletion stays for as long as it has to."""
+    query = "SELECT 1 FROM threads WHERE thread = ? AND deleted_at_s > ?"
+    if connection.execute(query, (thread, now_s - DELETION_KEPT_S)).fetchone() is None:
+        _forget(connection, thread)
+        return
+    _clear_content(connection, thread)
+    _set_expiry(connection, thread, None)
 
 
 def _forget(connection: sqlite3.Connection, thread: int) -> None:
@@ -293,8 +311,17 @@ def _forget(connection: sqlite3.Connection, thread: int) -> None:
 
 
 def _clear(connection: sqlite3.Connection, thread: int) -> None:
-    for table in (*_CONTENT_TABLES, "dead"):
+    _clear_content(connection, thread)
+    connection.execute("DELETE FROM dead WHERE thread = ?", (thread,))
+
+
+def _clear_content(connection: sqlite3.Connection, thread: int) -> None:
+    for table in _CONTENT_TABLES:
         connection.execute(f"DELETE FROM {table} WHERE thread = ?", (thread,))
+
+
+def _has_checkpoints(connection: sqlite3.Connection, thread: int) -> bool:
+    return connection.execute("SELECT 1 FROM checkpoints WHERE thread = ?", (thread,)).fetchone() is not None
 
 
 def _exists(connection: sqlite3.Connection, thread: int, spot: Spot) -> bool:

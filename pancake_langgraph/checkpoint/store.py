@@ -4,14 +4,19 @@ A store moves opaque bytes; what they mean is the business of `pancake_langgraph
 synchronous, thread-safe, and atomic: all of it is stored or nothing, and a reader sees the state before or after.  No
 method keeps a lock after it returned.
 
+A thread is there if it has a checkpoint.  Pending writes alone make none: they may belong to a checkpoint that comes
+in a moment, or to one that never comes because its thread was deleted.  They can be read by their checkpoint's id, and
+are gone `ORPHANS_KEPT_S` after the last of them, or with the thread's expiry or deletion if that is earlier.
+
 All methods raise `StoreUnavailable` when the database or server does not answer in bounded time, and `SchemaMismatch`
 when it was made by something else.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from pancake_langgraph._errors import ThreadDeleted
 from pancake_langgraph.checkpoint.rows import (
@@ -23,6 +28,17 @@ from pancake_langgraph.checkpoint.rows import (
     ThreadContent,
     WriteRow,
 )
+
+#: How long a deleted thread refuses late writes.
+DELETION_KEPT_S: Final = 86_400
+#: How long writes wait for the first checkpoint of their thread, counted from the last of them.
+ORPHANS_KEPT_S: Final = DELETION_KEPT_S
+
+
+def orphans_expire_at_s(expires_at_s: float | None) -> float:
+    """Return when writes to a thread without a checkpoint are gone, Unix time, if the thread expires as given."""
+    bound_s = time.time() + ORPHANS_KEPT_S
+    return bound_s if expires_at_s is None else min(expires_at_s, bound_s)
 
 
 class StaleNeed(Exception):
@@ -70,7 +86,7 @@ class Store(Protocol):
         """
 
     def put_writes(self, put: PutWrites, *, expires_at_s: float | None) -> None:
-        """Store pending writes.  Their checkpoint may arrive later.
+        """Store pending writes.  Their checkpoint may arrive later; without any the thread is not there yet.
 
         Raises:
             ThreadDeleted: if the thread was deleted, the checkpoint does not exist, and its id is not greater than
@@ -99,7 +115,7 @@ class Store(Protocol):
         """
 
     def threads(self) -> Iterator[str]:
-        """Iterate over the ids of all threads that hold something, page by page; no lock is held in between."""
+        """Iterate over the ids of all threads that are there, page by page; no lock is held in between."""
 
     def threads_of_run(self, run_id: str) -> Sequence[str]:
         """Return the threads that hold, or held, checkpoints of a run."""
@@ -111,14 +127,15 @@ class Store(Protocol):
         """Read a thread (hidden rows too), let `decide` say what goes, and take it out; atomic.
 
         `decide` is pure and may be called again when others wrote meanwhile.  Writes of removed checkpoints go with
-        them.  Where nothing is left, the thread is gone as if it had never been (and not counted as deleted).
+        them.  Where nothing is left, the thread is gone as if it had never been (and not counted as deleted).  For a
+        thread that is not there `decide` is not called.
         """
 
     def read_thread(self, thread_id: str) -> ThreadContent:
-        """Return a consistent copy of all that a thread holds; empty if it holds nothing."""
+        """Return a consistent copy of all that a thread holds; empty if it is not there."""
 
     def write_thread(self, thread_id: str, content: ThreadContent, *, expires_at_s: float | None) -> None:
-        """Replace a thread by `content`; forget that it was deleted."""
+        """Replace a thread by `content`, by nothing if that has no checkpoint; forget that it was deleted."""
 
     def touch(self, thread_id: str, *, expires_at_s: float) -> None:
         """Move the expiry of a whole thread."""

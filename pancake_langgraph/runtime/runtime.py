@@ -29,7 +29,7 @@ from pancake_langgraph.tiers.registry import create_tier
 from pancake_langgraph.topology import Topology
 
 if TYPE_CHECKING:
-    from pancake_langgraph.checkpoint.core import Stored
+    from pancake_langgraph.checkpoint.listeners import Stored
 
 logger = logging.getLogger(__name__)
 

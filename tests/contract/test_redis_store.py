@@ -1,38 +1,30 @@
-"""What is special about the store over Redis: keys, expiry, trouble with the server, rights, clusters."""
+"""What is special about the store over Redis: its URL, keys, expiry, lost parts, writers at the same time."""
 
 from __future__ import annotations
 
-import logging
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
-from redis.crc import key_slot
 
 from pancake_langgraph._errors import ConfigError, CorruptCheckpoint, SchemaMismatch, StoreUnavailable
+from pancake_langgraph.checkpoint import redis_keys as layout
+from pancake_langgraph.checkpoint import redis_store
 from pancake_langgraph.checkpoint.redis_commands import Membership
 from pancake_langgraph.checkpoint.redis_keys import FORMAT_KEY, THREADS_KEY, run_key, thread_keys
-from pancake_langgraph.checkpoint.redis_link import CONNECT_COMMANDS, POLICY_COMMANDS, shown
-from pancake_langgraph.checkpoint.redis_store import COMMANDS, DELETION_KEPT_S, RedisStore
-from pancake_langgraph.checkpoint.rows import (
-    CheckpointRow,
-    PutCheckpoint,
-    PutWrites,
-    Removal,
-    Spot,
-    ThreadContent,
-    WriteRow,
-)
-from pancake_langgraph.checkpoint.store import StaleNeed
+from pancake_langgraph.checkpoint.redis_link import shown
+from pancake_langgraph.checkpoint.redis_store import RedisStore
+from pancake_langgraph.checkpoint.rows import CheckpointRow, Removal, Spot, ThreadContent
+from pancake_langgraph.checkpoint.store import DELETION_KEPT_S, ORPHANS_KEPT_S, StaleNeed
+from tests.contract.redis_kit import LONG_S, filled, listed, put, put_writes, row, write
 
 FOREVER = 10**13
-LONG_S = 60.0
 
 
 @pytest.fixture
@@ -47,36 +39,6 @@ def store(client: redis.Redis, valkey_url: str) -> Iterator[RedisStore]:
     store = RedisStore(valkey_url, timeout_s=LONG_S)
     yield store
     store.close()
-
-
-def row(
-    checkpoint_id: str, parent_id: str | None = None, *, ns: str = "", run_id: str = "", hidden: bool = False
-) -> CheckpointRow:
-    return CheckpointRow(Spot(ns, checkpoint_id), parent_id, run_id, b"body", is_hidden=hidden)
-
-
-def write(checkpoint_id: str, idx: int = 0) -> WriteRow:
-    return WriteRow(Spot("", checkpoint_id), "", "task", idx, "channel", b"write")
-
-
-def put(
-    store: RedisStore,
-    what: CheckpointRow,
-    *,
-    thread_id: str = "t",
-    needs: Spot | None = None,
-    expires_at_s: float | None = None,
-) -> None:
-    digest = what.spot.checkpoint_id.encode().rjust(20)
-    store.put_checkpoint(PutCheckpoint(thread_id, what, {digest: b"element"}, needs), expires_at_s=expires_at_s)
-
-
-def put_writes(store: RedisStore, *rows: WriteRow, expires_at_s: float | None = None) -> None:
-    store.put_writes(PutWrites("t", rows), expires_at_s=expires_at_s)
-
-
-def listed(store: RedisStore) -> list[str]:
-    return [each.spot.checkpoint_id for each in store.list_checkpoints("t", None, before_id=None, limit=1_000)]
 
 
 def expiries_ms(client: redis.Redis, thread_id: str = "t") -> set[int]:
@@ -134,12 +96,6 @@ def test_a_url_is_shown_without_its_password(url: str, expected: str) -> None:
 # -- keys and expiry --------------------------------------------------------------------------------------------------
 
 
-def filled(store: RedisStore, *, expires_at_s: float | None = None) -> None:
-    put(store, row("1", hidden=True, run_id="r"), expires_at_s=expires_at_s)
-    put(store, row("2", run_id="r"), expires_at_s=expires_at_s)
-    put_writes(store, write("2"), expires_at_s=expires_at_s)
-
-
 def test_a_thread_has_a_fixed_number_of_keys(store: RedisStore, client: redis.Redis) -> None:
     for number in range(50):
         put(store, row(f"{number:02}", run_id="r"))
@@ -193,6 +149,38 @@ def test_a_new_thread_has_its_expiry_from_the_first_write_on(store: RedisStore, 
     filled(store, expires_at_s=at_s)
     assert expiries_ms(client) == {int(at_s * 1_000)}
     assert len([key for key in thread_keys("t").data if client.exists(key)]) == 5
+
+
+def test_writes_without_a_checkpoint_expire_and_name_no_thread(store: RedisStore, client: redis.Redis) -> None:
+    keys = thread_keys("t")
+    soon_s = time.time() + 1_000
+    put_writes(store, write("6"), expires_at_s=soon_s)
+    assert expiries_ms(client) == {int(soon_s * 1_000)}
+    put_writes(store, write("6", 1))
+    [at_ms] = expiries_ms(client)
+    assert soon_s * 1_000 < at_ms <= (time.time() + ORPHANS_KEPT_S) * 1_000
+    assert set(client.keys()) == {keys.writes, keys.index, FORMAT_KEY}
+    put(store, row("6"))
+    assert expiries_ms(client) == {-1}
+    assert client.smembers(THREADS_KEY) == {b"t"}
+
+
+def test_writes_that_meet_the_first_checkpoint_on_its_way_set_no_expiry(
+    store: RedisStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, answers = redis_store.has_no_checkpoint, []
+
+    def look(session: Any, keys: Any) -> bool:
+        answers.append(original(session, keys))
+        if len(answers) == 1:
+            put(store, row("1"))
+        return answers[-1]
+
+    monkeypatch.setattr(redis_store, "has_no_checkpoint", look)
+    put_writes(store, write("1"))
+    assert answers == [True]  # the second attempt sees the checkpoint with its first question
+    assert expiries_ms(client) == {-1}
+    assert store.get_writes("t", Spot("", "1")) == (write("1"),)
 
 
 def test_the_set_of_a_run_outlives_its_threads(store: RedisStore, client: redis.Redis) -> None:
@@ -261,6 +249,66 @@ def test_a_lost_key_is_reported_and_not_read_as_an_empty_thread(
             store.get_writes("t", Spot("", "2"))
     store.delete_thread("t", deletion_id="5")
     assert listed(store) == []
+
+
+def test_a_thread_that_lost_its_rows_is_still_named(store: RedisStore, client: redis.Redis) -> None:
+    filled(store)
+    put(store, row("1", run_id="r"), thread_id="u")
+    for thread_id in ("t", "u"):
+        client.delete(thread_keys(thread_id).rows)
+    assert sorted(store.threads()) == ["t", "u"]
+    put_writes(store, write("2", 1))
+    assert expiries_ms(client) == {-1}
+
+
+def flip_mark(client: redis.Redis, checkpoint_id: str) -> None:
+    """Flip the one bit of a row that says whether it is hidden."""
+    rows, field = thread_keys("t").rows, b"\x00" + checkpoint_id.encode()
+    data = client.hget(rows, field)
+    body = b"\xc4\x04body"
+    assert data is not None
+    head = data.removesuffix(body)
+    assert head[-1] in (0xC2, 0xC3)
+    client.hset(rows, field, head[:-1] + bytes([head[-1] ^ 1]) + body)
+
+
+@pytest.mark.parametrize("flipped", ["1", "2", "3"])
+def test_a_damaged_mark_as_hidden_is_reported(store: RedisStore, client: redis.Redis, flipped: str) -> None:
+    filled(store)
+    put(store, row("3"))
+    flip_mark(client, flipped)
+    with pytest.raises(CorruptCheckpoint, match=f"checkpoint {flipped}: the row's mark as hidden is damaged"):
+        store.get_checkpoint("t", "", flipped)
+    with pytest.raises(CorruptCheckpoint):
+        store.read_thread("t")
+    if flipped != "1":
+        with pytest.raises(CorruptCheckpoint, match="mark as hidden"):
+            listed(store)
+    if flipped == "3":
+        with pytest.raises(CorruptCheckpoint, match="mark as hidden"):
+            store.get_checkpoint("t", "", None)
+    flip_mark(client, flipped)
+    assert listed(store) == ["3", "2"]
+    assert len(store.read_thread("t").rows) == 3
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_row_that_is_hidden_between_two_questions_is_not_damaged(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch, is_exact: bool
+) -> None:
+    put(store, row("1"))
+    put(store, row("2", "1"))
+    original, first = layout.unpack_row, iter([True])
+
+    def unpack(field: bytes, data: bytes) -> CheckpointRow:
+        found = original(field, data)
+        return replace(found, is_hidden=True) if next(first, False) else found  # as one sees it that asks too early
+
+    monkeypatch.setattr(layout, "unpack_row", unpack)
+    if is_exact:
+        assert store.get_checkpoint("t", "", "2") == row("2", "1")
+    else:
+        assert listed(store) == ["2", "1"]
 
 
 def test_a_damaged_row_is_reported(store: RedisStore, client: redis.Redis) -> None:
@@ -403,291 +451,3 @@ if pid:
 """
     assert subprocess.run([sys.executable, "-c", code, valkey_url], check=False).returncode == 0
     assert client.hlen(thread_keys("t").rows) == 201
-
-
-# -- trouble ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster"])
-def test_no_server_is_a_typed_error_without_the_password(unused_port: int, scheme: str) -> None:
-    store = RedisStore(f"{scheme}://ann:hush@127.0.0.1:{unused_port}", timeout_s=LONG_S)
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match=f"{unused_port}") as caught:
-            put(store, row("1"))
-        assert "hush" not in str(caught.value)
-        assert f"ann@127.0.0.1:{unused_port}" in str(caught.value)
-    store.close()
-
-
-def test_no_socket_is_a_typed_error(tmp_path_factory: pytest.TempPathFactory) -> None:
-    store = RedisStore("unix:///nowhere/redis.sock")
-    with pytest.raises(StoreUnavailable, match="no connection"):
-        store.get_checkpoint("t", "", None)
-
-
-@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
-def test_a_server_that_never_answers_is_a_typed_error_in_bounded_time(scheme: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        store = RedisStore(f"{scheme}://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.05)
-        with pytest.raises(StoreUnavailable, match=r"did not answer within 0.05 s|none of its nodes answers"):
-            put(store, row("1"))
-        store.close()
-
-
-def test_what_was_acknowledged_is_there_after_a_restart(start_valkey: Any) -> None:
-    server = start_valkey(appendonly="yes", appendfsync="always")
-    store = RedisStore(server.url, timeout_s=LONG_S)
-    put(store, row("1"))
-    server.stop()
-    for action in (lambda: put(store, row("2")), lambda: listed(store), lambda: list(store.threads())):
-        with pytest.raises(StoreUnavailable):
-            action()
-    server.start()
-    assert listed(store) == ["1"]
-    put(store, row("2"), needs=Spot("", "1"))
-    assert listed(store) == ["2", "1"]
-    store.close()
-    server.close()
-
-
-def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(valkey_url: str, client: redis.Redis) -> None:
-    store = RedisStore(valkey_url, timeout_s=1.0)
-    put(store, row("1"))
-    client.client_pause(1_000_000, all=False)  # writes only
-    try:
-        with pytest.raises(StoreUnavailable, match="did not answer within 1 s"):
-            put(store, row("2"))
-    finally:
-        client.client_unpause()
-    assert store.get_checkpoint("t", "", "1") == row("1")
-    put(store, row("3"), needs=Spot("", "1"))
-    assert store.get_checkpoint("t", "", None) == row("3")
-    store.close()
-
-
-def test_a_full_server_is_a_typed_error_and_the_thread_goes_on_later(store: RedisStore, client: redis.Redis) -> None:
-    put(store, row("1"))
-    client.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(StoreUnavailable, match="out of memory"):
-            put(store, row("2"))
-        with pytest.raises(StoreUnavailable, match="out of memory"):
-            put_writes(store, write("1"))
-        assert listed(store) == ["1"]
-    finally:
-        client.config_set("maxmemory", 0)
-    put(store, row("2"), needs=Spot("", "1"))
-    assert store.get_writes("t", Spot("", "1")) == ()
-
-
-def test_a_replica_is_named_as_such(start_valkey: Any, unused_port: int) -> None:
-    server = start_valkey(replicaof=f"127.0.0.1 {unused_port}")
-    store = RedisStore(server.url, timeout_s=LONG_S)
-    with pytest.raises(StoreUnavailable, match="is a replica"):
-        put(store, row("1"))
-    store.close()
-    server.close()
-
-
-def test_a_command_that_is_not_there_is_named(start_valkey: Any) -> None:
-    server = start_valkey(**{"rename-command": 'HSETNX ""'})
-    store = RedisStore(server.url, timeout_s=LONG_S)
-    with pytest.raises(StoreUnavailable, match="does not know the command HSETNX; use Redis 6") as caught:
-        put(store, row("1"))
-    assert "\n" not in str(caught.value)
-    assert "element" not in str(caught.value)
-    assert listed(store) == []
-    store.close()
-    server.close()
-
-
-# -- rights -----------------------------------------------------------------------------------------------------------
-
-
-def user_url(client: redis.Redis, valkey_url: str, *rules: str) -> str:
-    client.execute_command("ACL", "SETUSER", "ann", "reset", "on", ">hush", *rules)
-    return valkey_url.replace("unix://", "unix://ann@") + "?password=hush"
-
-
-@pytest.mark.parametrize("missing", ["watch", "multi", "exec", "hset", "hsetnx", "zadd", "persist", "sadd", "get"])
-def test_a_forbidden_command_is_named_in_one_line(valkey_url: str, client: redis.Redis, missing: str) -> None:
-    rights = [f"+{command}" for command in COMMANDS if command != missing]
-    with_right = RedisStore(user_url(client, valkey_url, "~pancake:*", *rights), timeout_s=LONG_S)
-    with pytest.raises(StoreUnavailable, match=f"may not call {missing.upper()}; allow it: .{missing}") as caught:
-        put(with_right, row("1"))
-    assert "\n" not in str(caught.value)
-    assert "hush" not in str(caught.value)
-    with_right.close()
-    assert not client.exists(thread_keys("t").rows)
-
-
-def test_forbidden_keys_are_named(valkey_url: str, client: redis.Redis) -> None:
-    store = RedisStore(user_url(client, valkey_url, "~other:*", "+@all"), timeout_s=LONG_S)
-    with pytest.raises(StoreUnavailable, match="allow them: ~pancake:"):
-        put(store, row("1"))
-    store.close()
-
-
-def test_a_wrong_password_is_a_typed_error(valkey_url: str, client: redis.Redis) -> None:
-    url = user_url(client, valkey_url, "~*", "+@all").replace("hush", "wrong")
-    store = RedisStore(url, timeout_s=LONG_S)
-    with pytest.raises(StoreUnavailable, match="refused the name or password") as caught:
-        put(store, row("1"))
-    assert "wrong" not in str(caught.value)
-    store.close()
-
-
-def test_no_command_is_called_that_is_not_listed_and_none_is_listed_in_vain(
-    store: RedisStore, client: redis.Redis
-) -> None:
-    client.config_resetstat()
-    at_s = time.time() + 1_000
-    filled(store)
-    filled(store, expires_at_s=at_s)
-    put_writes(store, write("2", -1))
-    put(store, row("3", run_id="r"), needs=Spot("", "2"), expires_at_s=at_s)
-    put(store, row("4", run_id="s"), expires_at_s=at_s)
-    store.touch("t", expires_at_s=at_s + 1_000_000)
-    listed(store)
-    store.get_checkpoint("t", "", "2")
-    store.get_writes("t", Spot("", "2"))
-    store.get_elements("t", [b"2".rjust(20)])
-    list(store.threads())
-    store.threads_of_run("r")
-    removal = Removal(frozenset({Spot("", "1")}), frozenset({Spot("", "2")}), frozenset({b"1".rjust(20)}))
-    store.rewrite_thread("t", lambda _: removal)
-    store.write_thread("u", store.read_thread("t"), expires_at_s=None)
-    store.delete_thread("t", deletion_id="5")
-    with pytest.raises(Exception, match="deleted"):
-        put(store, row("6", "1"))
-    with pytest.raises(Exception, match="deleted"):
-        put_writes(store, write("6"))
-    with pytest.raises(StaleNeed):
-        put(store, row("7"), needs=Spot("", "1"))
-    client.delete(thread_keys("u").rows)
-    with pytest.raises(CorruptCheckpoint):
-        store.get_checkpoint("u", "", None)
-    used = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
-    ours = {*COMMANDS, *POLICY_COMMANDS}
-    assert used - {"config|resetstat", "del"} <= ours  # those two are this test's own
-    assert set(COMMANDS) <= used
-    assert set(CONNECT_COMMANDS) == {"select"}
-
-
-# -- eviction ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def evicting(client: redis.Redis) -> Iterator[None]:
-    client.config_set("maxmemory-policy", "allkeys-lru")
-    yield
-    client.config_set("maxmemory-policy", "noeviction")
-
-
-@pytest.mark.usefixtures("evicting")
-@pytest.mark.parametrize("right", POLICY_COMMANDS)
-def test_a_server_that_may_evict_is_warned_about_once(
-    valkey_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture, right: str
-) -> None:
-    rights = [f"+{command}" for command in (*COMMANDS, right)]
-    store = RedisStore(user_url(client, valkey_url, "~pancake:*", *rights), timeout_s=LONG_S)
-    with caplog.at_level(logging.WARNING):
-        put(store, row("1"))
-        put(store, row("2"))
-        store.open()
-    store.close()
-    [record] = caplog.records
-    assert "maxmemory-policy allkeys-lru" in record.getMessage()
-    assert "hush" not in record.getMessage()
-
-
-@pytest.mark.usefixtures("evicting")
-def test_nothing_is_said_where_the_policy_may_not_be_known(
-    valkey_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    rights = [f"+{command}" for command in COMMANDS]
-    store = RedisStore(user_url(client, valkey_url, "~pancake:*", *rights), timeout_s=LONG_S)
-    with caplog.at_level(logging.INFO):
-        put(store, row("1"))
-    store.close()
-    assert caplog.records == []
-
-
-def test_nothing_is_said_about_a_server_that_keeps_what_it_has(
-    store: RedisStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        put(store, row("1"))
-    assert caplog.records == []
-
-
-# -- clusters ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("thread_id", ["", "a", "{a}", "}{", "a}b", "{}", "x" * 2_000, "ä", "{{}}", "%"])
-def test_all_keys_of_a_thread_are_in_one_slot(thread_id: str) -> None:
-    keys = thread_keys(thread_id)
-    assert len({key_slot(key) for key in (*keys.data, keys.state, keys.dead)}) == 1
-    assert len({*keys.data, keys.state, keys.dead}) == 7
-    tag = keys.rows[keys.rows.index(b"{") + 1 : keys.rows.index(b"}")]
-    assert tag
-    assert key_slot(keys.rows) == key_slot(tag)
-
-
-@pytest.fixture
-def cluster_store(valkey_cluster: Any) -> Iterator[RedisStore]:
-    valkey_cluster.reset()
-    store = RedisStore(valkey_cluster.url, timeout_s=LONG_S)
-    yield store
-    store.close()
-
-
-def test_threads_spread_over_the_nodes_of_a_cluster(cluster_store: RedisStore, valkey_cluster: Any) -> None:
-    names = [f"thread-{number}" for number in range(40)]
-    for name in names:
-        put(cluster_store, row("1", run_id="r"), thread_id=name)
-    assert sorted(cluster_store.threads()) == sorted(names)
-    assert sorted(cluster_store.threads_of_run("r")) == sorted(names)
-    for node in valkey_cluster.nodes:
-        with node.client() as client:
-            assert client.dbsize() > 4
-
-
-def test_a_slot_that_moved_is_followed(cluster_store: RedisStore) -> None:
-    put(cluster_store, row("1"))
-    slots = cluster_store._link._client.nodes_manager.slots_cache
-    wrong = {slot: slots[(slot + 6_000) % 16_384] for slot in range(16_384)}
-    for action in (lambda: put(cluster_store, row("2"), needs=Spot("", "1")), lambda: listed(cluster_store)):
-        slots = cluster_store._link._client.nodes_manager.slots_cache
-        slots.update(wrong)
-        action()
-    assert listed(cluster_store) == ["2", "1"]
-
-
-def test_a_node_of_a_cluster_under_a_plain_url_is_named_as_such(valkey_cluster: Any) -> None:
-    valkey_cluster.reset()
-    errors = []
-    for node in valkey_cluster.nodes:
-        store = RedisStore(node.url, timeout_s=LONG_S)
-        try:
-            put(store, row("1"))
-        except StoreUnavailable as exc:
-            errors.append(str(exc))
-        store.close()
-    assert errors
-    assert all("redis+cluster://" in error for error in errors)
-
-
-def test_a_lone_server_under_a_cluster_url_is_named_as_such(start_valkey: Any, unused_port: int) -> None:
-    server = start_valkey(port=unused_port)
-    store = RedisStore(server.url.replace("redis://", "redis+cluster://"), timeout_s=LONG_S)
-    with pytest.raises(StoreUnavailable, match="is no cluster"):
-        put(store, row("1"))
-    store.close()
-    server.close()

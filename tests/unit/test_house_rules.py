@@ -56,7 +56,7 @@ def texts() -> dict[Path, str]:
 
 
 def test_the_tree_keeps_its_size_budgets(size_check: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    code = size_check.main([str(ROOT / "pancake_langgraph"), str(ROOT / "examples")])
+    code = size_check.main([str(ROOT / folder) for folder in ("pancake_langgraph", "examples", "tests")])
     assert code == 0, capsys.readouterr().out
 
 
@@ -73,6 +73,24 @@ def test_a_long_module_is_noted_and_a_very_long_one_fails(size_check: ModuleType
     [noted] = size_check.check_source("m.py", "x = 1\n" * 401)
     [failed] = size_check.check_source("m.py", "x = 1\n" * 601)
     assert (noted.hard, failed.hard) == (False, True)
+
+
+def test_a_test_module_may_be_longer_and_not_too_long(size_check: ModuleType) -> None:
+    assert not list(size_check.check_source("tests/unit/test_m.py", "x = 1\n" * 600))
+    [failed] = size_check.check_source("tests/unit/test_m.py", "x = 1\n" * 601)
+    assert failed.hard
+    assert "601 lines, 600 allowed" in failed.text
+    [long] = size_check.check_source("tests/test_m.py", "def test_f():\n" + "    x = 1\n" * 80)
+    assert long.hard
+
+
+def test_every_exception_from_the_sizes_is_needed(size_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = dict(size_check.EXCEPTIONS)
+    monkeypatch.setattr(size_check, "EXCEPTIONS", {})
+    for place in exceptions:
+        module, _, function = place.partition("::")
+        found = size_check.check_source(module, (ROOT / module).read_text(encoding="utf-8"))
+        assert any(finding.hard and finding.text.startswith(function) for finding in found), place
 
 
 def test_the_size_check_exits_1_on_a_bad_folder(size_check: ModuleType, tmp_path: Path) -> None:

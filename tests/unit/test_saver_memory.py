@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import random
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 
 from pancake_langgraph import PancakeSaver
-from pancake_langgraph._errors import StateTypeError
+from pancake_langgraph._errors import CorruptCheckpoint, StateTypeError
 from pancake_langgraph.checkpoint.chunks import CHUNK
+from pancake_langgraph.checkpoint.codec import Codec
 from pancake_langgraph.checkpoint.elements import FANOUT
 from pancake_langgraph.checkpoint.memory import Latest, Remembered
 from pancake_langgraph.checkpoint.rows import Spot
 
+GONE = "DELETE FROM elements WHERE hash = ?"
 LONG = 9 * CHUNK + 5
 EDGES = (0, 1, FANOUT - 1, FANOUT, FANOUT + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, FANOUT * FANOUT + 1)
 
@@ -51,6 +56,10 @@ def messages(count: int, *, start: int = 0) -> list[Any]:
     return [message(start + number, rng) for number in range(count)]
 
 
+class Note(HumanMessage):
+    """A message of the app."""
+
+
 class Thread:
     """One thread, written by LangGraph's rules; `value` is a channel that changes with every step."""
 
@@ -72,6 +81,13 @@ class Thread:
 
     async def aput(self, value: list[Any]) -> None:
         self.config = await self.saver.aput(*self.step(value))
+
+    def read(self) -> list[Any]:
+        found = self.saver.get_tuple({"configurable": {"thread_id": "1"}})
+        assert found is not None
+        value = found.checkpoint["channel_values"]["messages"]
+        assert isinstance(value, list)
+        return value
 
     def stored(self) -> tuple[Any, Sequence[bytes]]:
         """Return the reference to the latest value, and its encoded items as they lie in the store."""
@@ -385,6 +401,189 @@ def test_a_window_that_moves_encodes_only_what_is_new(saver: PancakeSaver, monke
     assert encoded == [new]
     monkeypatch.undo()
     assert_exact(thread, value)
+
+
+# -- reading what is remembered -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was decoded of the messages since the test began."""
+    found: list[object] = []
+    decode = Codec.decode
+
+    def counted(codec: Codec, data: bytes, *, channel: str) -> object:
+        value = decode(codec, data, channel=channel)
+        if channel == "messages":
+            found.append(value)
+        return value
+
+    monkeypatch.setattr(Codec, "decode", counted)
+    return found
+
+
+def parts(value: object) -> Iterator[object]:
+    """Yield everything in a value that can be changed."""
+    if isinstance(value, BaseMessage):
+        yield from (value, value.__pydantic_fields_set__, value.__pydantic_extra__)
+        yield from parts(value.__dict__)
+    elif isinstance(value, dict | list):
+        yield value
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from parts(item)
+
+
+def described(value: Sequence[Any]) -> list[object]:
+    """Return all there is to see of messages, in its order."""
+    return [
+        (
+            type(m),
+            [*m.__dict__.items()],
+            m.__pydantic_fields_set__,
+            m.__pydantic_extra__,
+            m.__pydantic_private__,
+            repr(m),
+        )
+        for m in value
+    ]
+
+
+def every_kind(count: int) -> list[Any]:
+    more = [
+        SystemMessage("rules"),
+        RemoveMessage("h1"),
+        AIMessage("a", usage_metadata={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}, id="u"),
+        HumanMessage("named", name="n"),
+        AIMessage.model_construct(content="made", type="ai"),
+        HumanMessage("extra", more=[1]),
+        Note("app"),
+        HumanMessage("keys", additional_kwargs={"by": {(1, 2): "pair", 3: "three"}}),
+        "text",
+        7,
+    ]
+    return [*more, *messages(count)]
+
+
+@pytest.mark.parametrize("count", [*EDGES, LONG])
+@pytest.mark.parametrize("has_been_read", [False, True])
+def test_what_is_remembered_is_read_as_it_would_be_decoded(count: int, *, has_been_read: bool) -> None:
+    with PancakeSaver(allow=[Note]) as saver:
+        thread = Thread(saver)
+        thread.put(every_kind(count))
+        if has_been_read:
+            thread.read()
+        remembered_value = thread.read()
+        saver._core.memory.forget("1")
+        decoded_value = thread.read()
+    assert remembered_value == decoded_value
+    kinds = [m for m in remembered_value if isinstance(m, BaseMessage)]
+    assert described(kinds) == described([m for m in decoded_value if isinstance(m, BaseMessage)])
+
+
+def test_a_read_of_what_is_remembered_decodes_no_message(saver: PancakeSaver, decoded: list[object]) -> None:
+    thread = Thread(saver)
+    value = messages(LONG)
+    thread.put(value)
+    assert thread.read() == value
+    assert thread.read() == value
+    assert decoded == []
+
+
+def test_what_another_saver_stored_is_decoded(tmp_path: Path, decoded: list[object]) -> None:
+    with PancakeSaver(tmp_path / "app.db") as saver, PancakeSaver(tmp_path / "app.db") as other:
+        thread = Thread(saver)
+        value = messages(LONG)
+        thread.put(value)
+        thread.saver = other
+        thread.put([*value, HumanMessage("more")])
+        thread.saver = saver
+        assert thread.read() == [*value, HumanMessage("more")]
+        assert decoded == [HumanMessage("more")]
+        for edit in (swap, delete, drop_oldest, truncate):
+            thread.saver, value = other, edit(value, random.Random(3))
+            thread.put(value)
+            thread.saver = saver
+            assert thread.read() == value
+
+
+def test_values_that_were_read_share_nothing_that_can_change(saver: PancakeSaver) -> None:
+    thread = Thread(saver)
+    value = messages(CHUNK + 3)
+    thread.put(value)
+    lists = [value, thread.read(), thread.read(), thread.read()]
+    seen = [id(part) for found in lists for part in parts(found)]
+    assert len(seen) == len({*seen})
+
+
+@pytest.mark.parametrize("count", [5, 600, 2_000])
+def test_a_change_of_what_was_read_reaches_no_later_read(saver: PancakeSaver, count: int) -> None:
+    rng = random.Random(count)
+    thread = Thread(saver)
+    value = messages(count)
+    expected = copy.deepcopy(value)
+    thread.put(value)
+    for edit in (edit_field, edit_nested, edit_extra, edit_nested):
+        edit(value, rng)
+        value = thread.read()
+        assert value == expected
+        assert described(value) == described(expected)
+
+
+@pytest.mark.parametrize("count", [600, 2_000])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_change_of_an_old_message_is_stored_and_read(saver: PancakeSaver, count: int, mode: str) -> None:
+    thread = Thread(saver)
+    value: list[Any] = messages(count)
+    thread.put(value)
+    for at in (0, count // 2, count - 1):
+        value = thread.read()
+        value[at].additional_kwargs["new"] = [{"at": at}]
+        value = [*value, HumanMessage(f"after {at}")]
+        await (thread.aput(value) if mode == "async" else asyncio.to_thread(thread.put, value))
+        assert thread.read() == value
+        saver._core.memory.forget("1")
+        assert thread.read() == value
+
+
+def test_a_value_that_counts_as_unchanged_is_read_as_it_was_stored(saver: PancakeSaver) -> None:
+    thread = Thread(saver)
+    value: list[Any] = [HumanMessage("a", additional_kwargs={"is": True}), *messages(3)]
+    thread.put(value)
+    value[0].additional_kwargs["is"] = 1
+    value[0].__pydantic_fields_set__.add("name")
+    for _ in range(2):  # moved, and then where it was
+        value = [*messages(1, start=50), *value]
+        thread.put(value)
+        read = thread.read()
+        saver._core.memory.forget("1")
+        assert described(read) == described(thread.read())
+        thread.put(value)
+
+
+def test_a_class_that_is_not_allowed_is_refused_although_it_is_remembered(saver: PancakeSaver) -> None:
+    thread = Thread(saver)
+    thread.saver = saver.with_allowlist([(Note.__module__, Note.__qualname__)])
+    thread.put([Note("app")])
+    assert thread.read() == [Note("app")]
+    thread.saver = saver
+    with pytest.raises(StateTypeError, match="Note"):
+        thread.read()
+
+
+@pytest.mark.parametrize("damage", ["UPDATE elements SET data = zeroblob(40) WHERE hash = ?", GONE])
+def test_damage_is_found_although_all_is_remembered(tmp_path: Path, damage: str) -> None:
+    with PancakeSaver(tmp_path / "app.db") as saver, contextlib.closing(sqlite3.connect(tmp_path / "app.db")) as file:
+        thread = Thread(saver)
+        thread.put([HumanMessage("x" * 200, id=f"{number}") for number in range(CHUNK)])
+        thread.read()
+        for digest, data in file.execute("SELECT hash, data FROM elements").fetchall()[::16]:
+            file.execute(damage, (digest,))
+            file.commit()
+            with pytest.raises(CorruptCheckpoint):
+                thread.read()
+            file.execute("INSERT OR REPLACE INTO elements VALUES (1, ?, ?)", (digest, data))
+            file.commit()
+        assert len(thread.read()) == CHUNK
 
 
 def remembered(saver: PancakeSaver) -> Remembered:

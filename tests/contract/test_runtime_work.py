@@ -1,0 +1,199 @@
+"""Where the runtime's work could be lost, doubled or in the way."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pancake_langgraph._errors import EngineRejected
+from pancake_langgraph._types import ActionKind, Outcome
+from pancake_langgraph.ledger import ActionState, BreakerChanged
+from pancake_langgraph.runtime import attach
+from tests.contract.runtime_bed import (
+    Bed,
+    DeadTier,
+    open_bed,
+    pressed_pause,
+    run,
+    stub_bed,
+    tool_loop,
+    until,
+)
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    with open_bed() as made:
+        yield made
+
+
+def an_expectation(node: str = "agent") -> Any:
+    from pancake_langgraph._types import AgentKey, Prompt, ThreadId
+    from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
+
+    expectation = Expectation(
+        place=Place(ThreadId("t"), "", node),
+        agent=AgentKey("agent", "", "0"),
+        cause=Cause.RESUME,
+        run_id=uuid4(),
+        prompt=Prompt(()),
+        cache_salt=None,
+        p_next=1.0,
+        created_at_s=0.0,
+    )
+    expectation.set_tokens(tuple(range(100)), 16)
+    return expectation
+
+
+async def test_work_cancelled_before_its_first_step_is_settled_too(bed: Bed) -> None:
+    def submit_and_drop() -> None:
+        actor = bed.runtime._actor
+        assert actor is not None
+        expectation = an_expectation()
+        actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
+        actor.drop(expectation, "gone at once")
+
+    bed.runtime._background.call(submit_and_drop)
+    assert await asyncio.to_thread(bed.runtime.wait_idle)
+    assert [a.outcome for a in bed.actions()] == [Outcome.WASTED]
+    assert bed.runtime.ledger.statistics().open_actions == 0
+
+
+async def test_a_computing_warm_up_gives_way_also_to_a_call_at_its_own_place(bed: Bed) -> None:
+    """A sibling worker of a fan-out calls: this warm-up is for another worker at the same node."""
+    bed.server.on_engine(lambda engine: engine.hold("warm"))
+
+    def submit() -> None:
+        actor = bed.runtime._actor
+        assert actor is not None
+        expectation = an_expectation()
+        bed.runtime._state.expectations.add(expectation)
+        actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
+
+    bed.runtime._background.call(submit)
+    await asyncio.sleep(0.05)
+    bed.runtime._background.call(lambda: bed.runtime._actor.give_way())  # type: ignore[union-attr]
+    bed.server.on_engine(lambda engine: engine.release("warm"))
+    assert await asyncio.to_thread(bed.runtime.wait_idle)
+    given_up = [a for a in bed.actions() if a.outcome is Outcome.WASTED]
+    assert given_up[0].reason == "gave way to foreground work"
+
+
+# -- where work could be lost, doubled or in the way -------------------------------------------------------------------
+
+
+async def test_work_under_way_when_its_call_has_ended_is_given_up_and_late() -> None:
+    with stub_bed() as bed:
+        await run(attach(tool_loop(bed, pressed_pause(bed)), runtime=bed.runtime))
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert [a.outcome for a in bed.actions()] == [Outcome.LATE]
+
+
+async def test_closing_does_not_wait_for_work_whose_call_has_come(caplog: pytest.LogCaptureFixture) -> None:
+    with stub_bed() as bed:
+
+        async def pause() -> None:
+            await pressed_pause(bed)()
+            bed.server.on_engine(lambda engine: engine.hold("chat"))
+
+        graph = attach(tool_loop(bed, pause), runtime=bed.runtime)
+        running = asyncio.create_task(run(graph))
+        await until(lambda: bed.runtime.statistics().calls == 2)
+        await asyncio.to_thread(bed.runtime.close)
+        assert [a.outcome for a in bed.actions()] == [Outcome.LATE]
+        assert not caplog.records
+        bed.server.on_engine(lambda engine: engine.release("chat"))
+        await running
+
+
+async def test_an_action_cancelled_twice_is_settled_once() -> None:
+    with stub_bed() as bed:
+
+        async def pause() -> None:
+            await pressed_pause(bed)()
+            bed.stub.is_blind, bed.stub.looks = True, 0
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
+        await until(lambda: bed.stub.looks > 0)
+        await asyncio.to_thread(bed.runtime.close)
+        assert [a.outcome for a in bed.actions()] == [Outcome.LATE]
+
+
+async def test_an_unexpected_error_in_a_warm_up_or_an_evaluation_is_counted_and_costs_only_itself() -> None:
+    with stub_bed(breaker_open_s=0.01) as bed:
+        bed.stub.warm_error = ValueError("a bug")
+        bed.stub.residency_bugs = 1
+
+        async def pause() -> None:
+            await asyncio.to_thread(bed.press, prompts=4)
+            await until(lambda: bed.stub.warms > 0)
+            bed.stub.warm_error = None
+            await asyncio.sleep(0.02)
+            await asyncio.to_thread(bed.press, prompts=1)
+            assert await asyncio.to_thread(bed.runtime.wait_idle)
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert {a.outcome for a in bed.actions()} == {Outcome.FAILED, Outcome.USED}
+        assert bed.runtime.statistics().failed_signals >= 2
+
+
+async def test_a_prefix_that_the_engine_refuses_is_sent_once_and_opens_no_breaker() -> None:
+    with stub_bed() as bed:
+        bed.stub.warm_error = EngineRejected("too long", status_code=400)
+
+        async def pause() -> None:
+            for _ in range(3):
+                await asyncio.to_thread(bed.press, prompts=4)
+                assert await asyncio.to_thread(bed.runtime.wait_idle)
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
+        assert bed.stub.warms == 1
+        assert not any(isinstance(e, BreakerChanged) for e in bed.runtime.ledger.events())
+
+
+async def test_without_an_answering_tier_a_restore_computes_and_gives_way() -> None:
+    settings: dict[str, Any] = {
+        "tier_url": "http://127.0.0.1:9",
+        "tier_model": "m",
+        "breaker_failures": 1,
+        "breaker_open_s": 60.0,
+    }
+    with stub_bed(DeadTier(), **settings) as bed:
+
+        async def pause() -> None:
+            await asyncio.to_thread(bed.press, prompts=4)
+            assert await asyncio.to_thread(bed.runtime.wait_idle)
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
+        await until(lambda: any(isinstance(e, BreakerChanged) for e in bed.runtime.ledger.events()))
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        before, over = len(bed.actions()), asyncio.Event()
+        graph = attach(tool_loop(bed, pressed_pause(bed, until_set=over)), runtime=bed.runtime)
+        paused = asyncio.create_task(run(graph, thread="paused"))
+        await until(lambda: bed.stub.is_stalled and len(bed.actions(ActionState.SUBMITTED)) > before)
+        await run(graph, "hello", thread="other")
+        await until(lambda: len(bed.actions()) > before)
+        settled = bed.actions()[before]
+        assert (settled.outcome, settled.reason) == (Outcome.WASTED, "gave way to foreground work")
+        over.set()
+        await paused
+
+
+async def test_a_warm_up_that_computes_stays_away_until_the_call_it_gave_way_to_answers() -> None:
+    with stub_bed() as bed:
+        over = asyncio.Event()
+        graph = attach(tool_loop(bed, pressed_pause(bed, until_set=over)), runtime=bed.runtime)
+        paused = asyncio.create_task(run(graph, thread="paused"))
+        await until(lambda: bed.stub.warms == 1)
+        bed.server.on_engine(lambda engine: engine.hold("chat"))
+        other = asyncio.create_task(run(graph, "hello", thread="other"))
+        await until(lambda: bed.actions() != [])
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert bed.stub.warms == 1
+        bed.server.on_engine(lambda engine: engine.release("chat"))
+        await until(lambda: bed.stub.warms > 1)
+        over.set()
+        await asyncio.gather(paused, other)
