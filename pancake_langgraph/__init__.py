@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pancake_langgraph.chat_model import PancakeChatModel
     from pancake_langgraph.config import RuntimeSettings
     from pancake_langgraph.ledger import Ledger
+    from pancake_langgraph.phases import Phase, phase
     from pancake_langgraph.runtime import Runtime, attach, runtime_of
     from pancake_langgraph.saver import PancakeSaver
 
@@ -26,9 +27,11 @@ __all__ = [
     "PancakeChatModel",
     "PancakeError",
     "PancakeSaver",
+    "Phase",
     "Runtime",
     "RuntimeSettings",
     "attach",
+    "phase",
     "runtime_of",
 ]
 
@@ -37,9 +40,11 @@ _HOMES = {
     "PancakeChatModel": "pancake_langgraph.chat_model",
     "PancakeError": "pancake_langgraph._errors",
     "PancakeSaver": "pancake_langgraph.saver",
+    "Phase": "pancake_langgraph.phases",
     "Runtime": "pancake_langgraph.runtime",
     "RuntimeSettings": "pancake_langgraph.config",
     "attach": "pancake_langgraph.runtime",
+    "phase": "pancake_langgraph.phases",
     "runtime_of": "pancake_langgraph.runtime",
 }
 

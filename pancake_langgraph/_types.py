@@ -102,8 +102,9 @@ class Candidate:
     """One agent that may run next.
 
     `node` is the graph node (namespaced with `|` inside sub-graphs), `p_next` its calibrated probability,
-    `steps` the number of super-steps until it starts (1 = the next one), `eta_s` the median time until it starts
-    (`None` when nothing is known), `reason` one short phrase for the decision log.
+    `steps` the number of super-steps until it starts (1 = the next one), `eta_s` the median time until it starts,
+    `eta_p10_s` and `eta_p90_s` the times that it starts before with a chance of 10 and 90 percent (`None` when nothing
+    is known), `reason` one short phrase for the decision log.
     """
 
     node: NodeId
@@ -111,3 +112,5 @@ class Candidate:
     steps: int
     eta_s: float | None
     reason: str
+    eta_p10_s: float | None = None
+    eta_p90_s: float | None = None

@@ -275,7 +275,12 @@ SHAPES: dict[str, Shape] = {
     "loop": Shape(loop, successors={"work": {"check"}, "check": {"work", END}}),
     "nested": Shape(nested, successors={"a": {"sub"}, "sub": {"c"}, "sub|a": {"sub|inner"}}),
     "nested_parent_command": Shape(nested_parent_command, unknown={"sub|leave"}, successors={"sub": {"b", "c"}}),
-    "functional": Shape(functional, unknown={"flow"}, successors={START: {"flow"}, "flow": set()}, inputs=1),
+    "functional": Shape(
+        functional,
+        unknown={"flow", "flow|work"},
+        successors={START: {"flow"}, "flow": {"flow|work"}, "flow|work": {"flow|__end__"}},
+        inputs=1,
+    ),
     "agent": Shape(agent, successors={"tools": {"model"}, "model": {"tools", END}}, inputs=_ASK),
     "supervisor": Shape(
         supervisor,

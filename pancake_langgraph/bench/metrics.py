@@ -35,6 +35,8 @@ METRICS: dict[str, Metric] = {
     "put_writes_s": Metric("s", Direction.LOWER, "One task's pending writes stored by a saver."),
     "get_tuple_s": Metric("s", Direction.LOWER, "One checkpoint read back whole by a saver."),
     "step_s": Metric("s", Direction.LOWER, "One turn of a conversation: a run of the graph, its saver included."),
+    "observe_s": Metric("s", Direction.LOWER, "One model call: processor time of observing and forecasting."),
+    "lead_s": Metric("s", Direction.HIGHER, "One start of a node: time since the forecast had first named it."),
     "stored_bytes": Metric("bytes", Direction.LOWER, "One repeat: what a saver holds after the last turn counted."),
 }
 

@@ -34,6 +34,28 @@ def ratios_table(result: BenchResult) -> Table:
     return table
 
 
+def forecast_table(result: BenchResult) -> Table:
+    """Return the rows of bench `forecast`, one per shape."""
+    columns = {
+        "top1": "top1",
+        "best_top1": "best",
+        "top3": "top3",
+        "brier": "brier",
+        "best_brier": "best",
+        "prefix_share": "prefix",
+        "later_prefix_share": "later",
+        "lead_s": "lead_s",
+    }
+    table = Table(title="by shape; best: what knowing the odds would give", title_justify="left")
+    table.add_column("shape", no_wrap=True)
+    for title in columns.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in result.sweep or ():
+        cells = [format_figure(row[name]) if row.get(name) is not None else "" for name in columns]
+        table.add_row(row["shape"], *cells)
+    return table
+
+
 def markdown(result: BenchResult) -> str:
     """Return the result as Markdown: one table of arms, one of ratios, outcomes, notes; ends without a newline."""
     parts = [f"**`{result.workload}`**, {result.repeats} paired repeats", _markdown_table(_HEADER, _arm_rows(result))]

@@ -12,13 +12,13 @@ from importlib import metadata
 from typing import Any, Protocol
 
 from pancake_langgraph._types import Outcome
-from pancake_langgraph.bench.arms import Arm, arm_run
+from pancake_langgraph.bench.arms import ARM_TEXT, Arm, arm_run
 from pancake_langgraph.bench.arms import ArmRun as ReadyArm
 from pancake_langgraph.bench.machine import read_machine
-from pancake_langgraph.bench.recorder import CallRecord
+from pancake_langgraph.bench.recorder import CallRecord, concurrency
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.servers import Progress, Servers
-from pancake_langgraph.bench.statistics import compare_arms, describe_arms
+from pancake_langgraph.bench.statistics import compare_arms, describe_arms, percentile
 from pancake_langgraph.ledger import ActionRecorded, ActionState, Event
 
 logger = logging.getLogger(__name__)
@@ -194,3 +194,30 @@ def differing_answers(repeats: Repeats) -> dict[str, int]:
                 call.label in expected and expected[call.label] != call.text for call in result.run.calls
             )
     return dict(differing)
+
+
+def gap_closed(samples: dict[str, dict[str, list[list[float]]]], metric: str) -> dict[str, Any]:
+    """Return how much of the way from reactive to oracle is gone at the median, if those arms ran."""
+    if not {Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE} <= set(samples):
+        return {}
+
+    def pooled(arm: Arm) -> float:
+        return percentile([value for row in samples[arm][metric] for value in row], 50.0)
+
+    gap = pooled(Arm.REACTIVE) - pooled(Arm.ORACLE)
+    return {"gap_closed_ratio": (pooled(Arm.REACTIVE) - pooled(Arm.PANCAKE)) / gap if gap > 0 else None}
+
+
+def achieved_concurrency(repeats: Repeats) -> dict[str, Any]:
+    """Return the mean number of calls under way, per arm, as an entry of a summary."""
+    return {
+        "achieved_concurrency": {
+            str(arm): round(sum(concurrency(list(r[arm].run.calls)) for r in repeats) / len(repeats), 2)
+            for arm in repeats[0]
+        }
+    }
+
+
+def arm_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
+    """Return a note per arm that says what it is."""
+    return tuple(f"{arm}: {ARM_TEXT[arm]}." for arm in arms)

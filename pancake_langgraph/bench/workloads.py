@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pancake_langgraph._errors import ConfigError
-from pancake_langgraph.bench.arms import ARM_TEXT, Arm
+from pancake_langgraph.bench.arms import Arm
 from pancake_langgraph.bench.floor import cold_versus_hit
+from pancake_langgraph.bench.forecast import FORECAST_ARMS, ForecastPlan, run_forecast
 from pancake_langgraph.bench.no_pressure import run_no_pressure
-from pancake_langgraph.bench.recorder import CallRecord, concurrency
+from pancake_langgraph.bench.options import ARMS, BLOCK_SIZE_TOKENS, KV_TOKEN_BYTES, BenchOptions, chosen_arms
+from pancake_langgraph.bench.recorder import CallRecord
 from pancake_langgraph.bench.runner import (
     ArmResult,
     Repeats,
+    achieved_concurrency,
+    arm_notes,
     build_result,
     differing_answers,
+    gap_closed,
     outcomes_of,
     run_arms,
     samples_of,
@@ -28,60 +32,28 @@ from pancake_langgraph.bench.saver_arms import SaverArm
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.servers import Progress, Servers, ServersPlan
 from pancake_langgraph.bench.statistics import percentile
+from pancake_langgraph.bench.teams import SMALL_POOL_TOKENS, fan_out, handoff
 from pancake_langgraph.bench.tool_pause import ToolPausePlan, run_tool_pause
+from pancake_langgraph.launch.stack import EngineProcess
 from pancake_langgraph.weights.smollm import prepare_smollm
 
-#: SmolLM2-135M: 30 layers, 3 KV heads of 64, keys and values, two bytes a number (four in float32).
-KV_TOKEN_BYTES: Final[Mapping[str, int]] = {"bfloat16": 23_040, "float32": 46_080}
+__all__ = ["ARMS", "BENCHES", "FORECAST_BENCH", "SAVER_BENCH", "BenchOptions", "chosen_arms", "run_bench"]
+
 POOL_TOKENS: Final = 10_500
-BLOCK_SIZE_TOKENS: Final = 32
+SMALL_WINDOW_TOKENS: Final = 2_048
 #: Share of its prompt under which a call counts as having lost its context.
 LOST_RATIO: Final = 0.5
 #: Points of the sweep beside the main one: from no pressure at all to a live set of twice the pool.
 SWEEP_PRESSING: Final = (0, 1, 4, 6)
-AnArm = TypeVar("AnArm", bound=StrEnum)
-ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE)
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """What a user may choose.
-
-    `repeats` counts for the main point; `sweep_repeats` for each other point of a sweep.  `turns` are the lengths of a
-    conversation at which `saver` is measured; the settings of engines do not concern it.  `arms` are names of arms of
-    the workload, in any order; none means all.
-    """
-
-    repeats: int = 5
-    sweep_repeats: int = 0
-    dtype: str = "bfloat16"
-    num_threads: int = 1
-    chunk_tokens: int = 32
-    model_dir: Path | None = None
-    turns: tuple[int, ...] = SaverBenchPlan().marks
-    arms: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check ranges.
-
-        Raises:
-            ConfigError: if a value is out of range.
-        """
-        if not 1 <= self.repeats <= 1000 or not 0 <= self.sweep_repeats <= 1000:
-            raise ConfigError(f"repeats: got {self.repeats} and {self.sweep_repeats}, allowed are 1 (sweep: 0) to 1000")
-        if not 0 < self.chunk_tokens <= 1024 or self.chunk_tokens % BLOCK_SIZE_TOKENS:
-            raise ConfigError(
-                f"chunk_tokens: got {self.chunk_tokens}, allowed are multiples of {BLOCK_SIZE_TOKENS} up to 1024"
-            )
-        if self.dtype not in KV_TOKEN_BYTES:
-            raise ConfigError(f"dtype: got {self.dtype!r}, allowed are {', '.join(KV_TOKEN_BYTES)}")
-
-
-def servers_plan(options: BenchOptions) -> ServersPlan:
+def servers_plan(options: BenchOptions, name: str = "tool-pause") -> ServersPlan:
     """Return what to start for a bench; the tier's settings and why: docs/benchmarks.md."""
+    small = SMALL_POOL_TOKENS.get(name)
     return ServersPlan(
         model_dir=options.model_dir or prepare_smollm(),
-        pool_tokens=POOL_TOKENS,
+        pool_tokens=small or POOL_TOKENS,
+        max_model_len_tokens=SMALL_WINDOW_TOKENS if small else 4_096,
         resident_pool_tokens=4 * POOL_TOKENS,
         kv_token_bytes=KV_TOKEN_BYTES[options.dtype],
         dtype=options.dtype,
@@ -108,7 +80,7 @@ async def tool_pause(servers: Servers, options: BenchOptions, on_progress: Progr
         "tool-pause",
         main,
         samples,
-        notes=(*_arm_notes(arms), *_tool_pause_notes(plan, main)),
+        notes=(*arm_notes(arms), *_tool_pause_notes(plan, main)),
         summary={
             **_tool_pause_summary(main, samples),
             **await _floor(servers, plan, arms, options.repeats, on_progress),
@@ -136,20 +108,26 @@ async def no_pressure(servers: Servers, options: BenchOptions, on_progress: Prog
         "no-pressure",
         repeats,
         samples,
-        notes=(*_arm_notes(arms), "One thread, instant tools, a pool far larger than its context: nothing can be won."),
+        notes=(*arm_notes(arms), "One thread, instant tools, a pool far larger than its context: nothing can be won."),
         summary={
             "warm_ups_per_call": sum(result.submitted_actions for result in ours) / calls if calls else None,
             "calls_with_other_words_than_plain": differing_answers(repeats),
-            **_concurrency(repeats),
+            **achieved_concurrency(repeats),
         },
     )
 
 
 Workload = Callable[[Servers, BenchOptions, Progress], Awaitable[BenchResult]]
 
-BENCHES: Final[Mapping[str, Workload]] = {"no-pressure": no_pressure, "tool-pause": tool_pause}
-#: The bench that needs no engine.
+BENCHES: Final[Mapping[str, Workload]] = {
+    "fan-out": fan_out,
+    "handoff": handoff,
+    "no-pressure": no_pressure,
+    "tool-pause": tool_pause,
+}
+#: The benches that need no engine.
 SAVER_BENCH: Final = "saver"
+FORECAST_BENCH: Final = "forecast"
 
 
 def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchResult:
@@ -162,27 +140,31 @@ def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchR
     if name == SAVER_BENCH:
         saver_arms = chosen_arms(tuple(SaverArm), options.arms)
         return run_saver_bench(SaverBenchPlan(options.turns, options.repeats, saver_arms), on_progress)
+    if name == FORECAST_BENCH:
+        return _forecast(options, on_progress)
     if name not in BENCHES:
-        raise ConfigError(f"unknown workload {name!r}; allowed are {', '.join(sorted([*BENCHES, SAVER_BENCH]))}")
+        names = sorted([*BENCHES, SAVER_BENCH, FORECAST_BENCH])
+        raise ConfigError(f"unknown workload {name!r}; allowed are {', '.join(names)}")
 
     chosen_arms(ARMS, options.arms)  # a wrong name is said before minutes of starting servers
 
     async def run(servers: Servers) -> BenchResult:
         return await BENCHES[name](servers, options, on_progress)
 
-    with Servers(servers_plan(options), on_progress=on_progress) as servers:
+    with Servers(servers_plan(options, name), on_progress=on_progress) as servers:
         return asyncio.run(run(servers))
 
 
-def chosen_arms(every: Sequence[AnArm], names: Sequence[str]) -> tuple[AnArm, ...]:
-    """Return the arms called `names` in the order of `every`; all of them if there are no names.
-
-    Raises:
-        ConfigError: if a name is not one of them.
-    """
-    if unknown := sorted(set(names) - set(every)):
-        raise ConfigError(f"arms: got {', '.join(unknown)}, allowed for this workload are {', '.join(every)}")
-    return tuple(arm for arm in every if not names or arm in names)
+def _forecast(options: BenchOptions, on_progress: Progress) -> BenchResult:
+    """Run `forecast`, with an engine only if real models shall route."""
+    chosen_arms(FORECAST_ARMS, options.arms)
+    plan = ForecastPlan(options.runs, options.repeats, options.cost_runs)
+    if not options.real_routers:
+        return run_forecast(plan, on_progress)
+    engine_plan = servers_plan(options).engine(pool_tokens=POOL_TOKENS, tier=None)
+    on_progress("starting an engine")
+    with EngineProcess(engine_plan, name="forecast engine") as engine:
+        return run_forecast(plan, on_progress, real=(engine.base_url, engine.plan.served_model_name))
 
 
 def lost_calls(results: dict[Arm, ArmResult], arm: Arm) -> Sequence[CallRecord]:
@@ -257,9 +239,6 @@ def _lost_counts(repeats: Repeats) -> list[int]:
 
 
 def _tool_pause_summary(repeats: Repeats, samples: dict[str, dict[str, list[list[float]]]]) -> dict[str, Any]:
-    def pooled(arm: Arm) -> float:
-        return percentile([value for row in samples[arm]["ttft_s"] for value in row], 50.0)
-
     def prefilled(arm: Arm) -> float:
         return sum(value for row in samples[arm]["prefilled_tokens"] for value in row)
 
@@ -267,27 +246,13 @@ def _tool_pause_summary(repeats: Repeats, samples: dict[str, dict[str, list[list
     summary: dict[str, Any] = {
         "calls_lost_by_plain": counts,
         "calls_with_other_words_than_plain": differing_answers(repeats),
-        **_concurrency(repeats),
+        **achieved_concurrency(repeats),
     }
     if {Arm.PLAIN, Arm.PANCAKE} <= set(samples):
         summary["prefilled_tokens_pancake_over_plain"] = prefilled(Arm.PANCAKE) / prefilled(Arm.PLAIN)
-    if sum(counts) and {Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE} <= set(samples):
-        gap_s = pooled(Arm.REACTIVE) - pooled(Arm.ORACLE)
-        summary["gap_closed_ratio"] = (pooled(Arm.REACTIVE) - pooled(Arm.PANCAKE)) / gap_s if gap_s > 0 else None
+    if sum(counts):
+        summary |= gap_closed(samples, "ttft_s")
     return summary
-
-
-def _concurrency(repeats: Repeats) -> dict[str, Any]:
-    return {
-        "achieved_concurrency": {
-            str(arm): round(sum(concurrency(list(r[arm].run.calls)) for r in repeats) / len(repeats), 2)
-            for arm in repeats[0]
-        }
-    }
-
-
-def _arm_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
-    return tuple(f"{arm}: {ARM_TEXT[arm]}." for arm in arms)
 
 
 def _tool_pause_notes(plan: ToolPausePlan, repeats: Repeats) -> tuple[str, ...]:

@@ -16,11 +16,14 @@ from pancake_langgraph.wire.bodies import tool_names
 from pancake_langgraph.wire.call_text import looks_like_tool_call
 from pancake_langgraph.wire.deltas import JoinedCall, SurrogateJoiner, ToolCallJoiner, ToolPiece
 from pancake_langgraph.wire.errors import CallFacts, cut_stream
+from pancake_langgraph.wire.fields import MAX_FIELDS, FieldScanner
 from pancake_langgraph.wire.usage import read_usage, usage_metadata
 
 logger = logging.getLogger(__name__)
 
 PROVIDER = "pancake"
+#: Stands for the answer's own text among the indexes of tool calls.
+_OWN_TEXT = -1
 
 
 class Answer:
@@ -41,6 +44,8 @@ class Answer:
         self._text, self._reasoning = SurrogateJoiner(), SurrogateJoiner()
         self._seen_text: list[str] = []
         self._seen_reasoning: list[str] = []
+        self._scanners: dict[int, tuple[str, FieldScanner]] = {_OWN_TEXT: ("", FieldScanner())}
+        self._fields_left = MAX_FIELDS if watch.wants_fields else 0
         self._choices = 0
         self._raw_usage: Mapping[str, Any] | None = None
         self._model = ""
@@ -142,15 +147,28 @@ class Answer:
         entries = delta.get("tool_calls") or ()
         if not isinstance(entries, list | tuple):
             raise MalformedStream(f"`tool_calls` of a delta is {type(entries).__name__}, allowed is a list")
+        self._scan(_OWN_TEXT, text)
         pieces = self._joiner.feed(entries)
         for piece in pieces:
             if piece.name:
                 self._watch.tool_name(piece.name)
+                self._scanners[piece.index] = piece.name, FieldScanner()
+            self._scan(piece.index, piece.arguments)
         chunks = [_chunk(reasoning=reasoning), _chunk(content=text), *map(self._piece_chunk, pieces)]
         refusal = _string(delta, "refusal")
         if refusal:
             chunks.append(ChatGenerationChunk(message=_message(additional_kwargs={"refusal": refusal})))
         return [chunk for chunk in chunks if chunk is not None]
+
+    def _scan(self, index: int, text: str) -> None:
+        """Look for fields that this piece completes, as long as somebody wants to know and few were told."""
+        if not text or self._fields_left <= 0 or index not in self._scanners:
+            return
+        tool, scanner = self._scanners[index]
+        for name, value in () if scanner.is_done else scanner.feed(text):
+            if self._fields_left > 0:
+                self._fields_left -= 1
+                self._watch.field(tool, name, value)
 
     def _piece_chunk(self, piece: ToolPiece) -> ChatGenerationChunk:
         call = ToolCallChunk(

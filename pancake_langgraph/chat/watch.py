@@ -11,7 +11,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 
 from pancake_langgraph._types import Usage
 from pancake_langgraph.wire.bodies import deep_merge
-from pancake_langgraph.wire.observer import CallObserver
+from pancake_langgraph.wire.observer import CallObserver, FieldObserver
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class Watch:
         """Watch the call that `probe` belongs to."""
         self.run_id = probe.run_id or uuid4()
         self._observers = list(probe.observers)
+        self.wants_fields = any(isinstance(observer, FieldObserver) for observer in self._observers)
         self._first = self._ended = False
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +67,11 @@ class Watch:
         """Tell of a tool name."""
         self._tell("on_wire_tool_name", name)
 
+    def field(self, tool: str, name: str, value: str) -> None:
+        """Tell those who want to know of a field that is completely written."""
+        if self.wants_fields:
+            self._tell("on_wire_field", tool, name, value)
+
     def end(self, usage: Usage | None, finish_reason: str | None) -> None:
         """Tell of the end, once."""
         if not self._ended:
@@ -75,6 +81,8 @@ class Watch:
     def _tell(self, method: str, *args: Any) -> list[Any]:
         answers = []
         for observer in list(self._observers):
+            if not hasattr(observer, method):
+                continue  # seeing fields is optional
             try:
                 answers.append(getattr(observer, method)(self.run_id, *args))
             except Exception:  # hints fail open: the call matters more than who watches it

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024), help="Threads per engine.")
 @click.option("--chunk-tokens", default=32, show_default=True, type=int, help="Chunk of the cache server, in tokens.")
 @click.option("--turns", default="10,100,1000", show_default=True, help="Lengths at which `saver` is measured.")
+@click.option("--runs", default=48, show_default=True, type=int, help="Runs of each graph shape in `forecast`.")
+@click.option("--cost-runs", default=10_000, show_default=True, type=int, help="Runs that weigh cost in `forecast`.")
+@click.option("--real-routers", is_flag=True, help="Let a real model choose routes in `forecast` as well.")
 @click.option("--arms", default="", help="Only these arms, with commas: plain,pancake. [default: all]")
 def bench(
     name: str,
@@ -40,13 +43,17 @@ def bench(
     threads: int,
     chunk_tokens: int,
     turns: str,
+    runs: int,
+    cost_runs: int,
+    real_routers: bool,
     arms: str,
 ) -> None:
-    """Run workload NAME (tool-pause, no-pressure, saver) with all arms interleaved.
+    """Run workload NAME (tool-pause, no-pressure, handoff, fan-out, forecast, saver) with all arms interleaved.
 
     The exit status is 0 whatever the figures say; it is not 0 when the run itself failed.
     """
-    from pancake_langgraph.bench.workloads import BenchOptions, run_bench
+    from pancake_langgraph.bench.options import BenchOptions
+    from pancake_langgraph.bench.workloads import run_bench
 
     if json_file is not None and not json_file.resolve().parent.is_dir():
         raise click.UsageError(f"--json: the folder of {json_file} does not exist; make it first")
@@ -60,6 +67,9 @@ def bench(
             num_threads=threads,
             chunk_tokens=chunk_tokens,
             turns=_numbers(turns),
+            runs=runs,
+            cost_runs=cost_runs,
+            real_routers=real_routers,
             arms=tuple(filter(None, (part.strip() for part in arms.split(",")))),
         )
         result = run_bench(name, options, lambda text: progress.log(text, highlight=False))
@@ -82,13 +92,16 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def show(result: BenchResult, console: Console) -> None:
     """Print tables, sweep, outcomes and notes."""
-    from pancake_langgraph.bench.render import arms_table, ratios_table
+    from pancake_langgraph.bench.render import arms_table, forecast_table, ratios_table
 
     console.print(arms_table(result))
     if result.ratios:
         console.print(ratios_table(result))
-    for row in result.sweep or ():
-        console.print(row)
+    if result.workload == "forecast":
+        console.print(forecast_table(result))
+    else:
+        for row in result.sweep or ():
+            console.print(row)
     if result.outcomes:
         console.print(f"outcomes: {dict(result.outcomes)}")
     console.print(f"summary: {result.summary}")

@@ -1,4 +1,4 @@
-"""`pancake explain GRAPH`: what a graph declares and what can be expected of it, before it ever ran."""
+"""`pancake explain GRAPH`: what a graph declares, its compiled plan, and what can be expected, before it ever ran."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ import click
 from pancake_langgraph._errors import ConfigError, PancakeError
 from pancake_langgraph._types import Candidate, NodeId
 from pancake_langgraph.forecast.topology_prior import TopologyPrior
+from pancake_langgraph.plan import (
+    GraphPhases,
+    compile_plan,
+    declared_for,
+    plan_in_words,
+    plan_mermaid,
+    read_phases,
+)
 from pancake_langgraph.topology.extract import read_topology
 from pancake_langgraph.topology.graph import START, Edge, Topology
 from pancake_langgraph.topology.lint import LintNote, lint
@@ -37,20 +45,36 @@ _ALLOWED = "allowed are module:attr and path/to/file.py:attr, with attr a compil
     show_default=True,
     help="Words, a Mermaid flow chart, or JSON.",
 )
-def explain(graph: str, output: str) -> None:
-    """Say who runs after whom in GRAPH (module:attr or file.py:attr), how sure, and what is not declared."""
+@click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the compiled plan as JSON to FILE.",
+)
+def explain(graph: str, output: str, plan_file: Path | None) -> None:
+    """Say who runs after whom in GRAPH (module:attr or file.py:attr), how sure, and what is not declared.
+
+    The compiled plan shows the steps with kind, duration, needs, and where a thread may rest.
+    """
     try:
-        topology = read_topology(load_graph(graph))
+        found = load_graph(graph)
+        topology, phases = read_topology(found), read_phases(found)
     except PancakeError as exc:
         raise click.ClickException(str(exc)) from exc
-    forecasts = _forecasts(topology)
+    plan = compile_plan(topology, phases)
+    if plan_file is not None:
+        plan_file.write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+    forecasts = _forecasts(topology, phases)
     if output == "json":
-        click.echo(json.dumps(_as_json(topology, forecasts), indent=2))
+        click.echo(json.dumps({**_as_json(topology, forecasts), "plan": plan.to_json()}, indent=2))
     elif output == "mermaid":
         click.echo(to_mermaid(topology, _declared_chances(topology, forecasts)), nl=False)
     else:
         click.echo("\n".join(_in_words(topology, forecasts)))
+        click.echo("\n" + "\n".join(plan_in_words(plan)))
         click.echo("\nAs Mermaid:\n" + to_mermaid(topology, _declared_chances(topology, forecasts)), nl=False)
+        click.echo("\nThe plan as Mermaid:\n" + plan_mermaid(plan), nl=False)
 
 
 def load_graph(spec: str) -> object:
@@ -147,9 +171,10 @@ def _place_of(exc: BaseException) -> str:
     return ""
 
 
-def _forecasts(topology: Topology) -> dict[NodeId, tuple[Candidate, ...]]:
+def _forecasts(topology: Topology, phases: GraphPhases) -> dict[NodeId, tuple[Candidate, ...]]:
     forecaster = TopologyPrior()
     forecaster.add_graph("explain", topology)
+    forecaster.declare("explain", declared_for(topology, phases))
     sources = [START, *(node.id for node in topology.nodes if node.kind != "subgraph" or not topology.hops(node.id))]
     return {source: forecaster.candidates("explain", source) for source in sources}
 

@@ -32,6 +32,7 @@ _FIELDS: Final[dict[str, tuple[str, type[Any]]]] = {
     "PANCAKE_BREAKER_FAILURES": ("breaker_failures", int),
     "PANCAKE_BREAKER_OPEN_S": ("breaker_open_s", float),
     "PANCAKE_MAX_CONTEXTS": ("max_contexts", int),
+    "PANCAKE_FORECAST_DIR": ("forecast_dir", str),
 }
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})

@@ -36,6 +36,9 @@ class RuntimeSettings:
         breaker_failures: Failures in a row that open a breaker, at least 1.
         breaker_open_s: Time until an open breaker tries again, in (0, 600].
         max_contexts: Agent contexts remembered, at least 16.
+        forecast_dir: Folder that keeps what is learnt about each graph (names of nodes, tools and fields, counts and
+            durations; no text), so that a new process starts with it. `None` keeps nothing: no file is ever written
+            that was not asked for.
     """
 
     engine: str = "vllm"
@@ -57,6 +60,7 @@ class RuntimeSettings:
     breaker_failures: int = 2
     breaker_open_s: float = 1.0
     max_contexts: int = 4096
+    forecast_dir: str | None = None
 
     def __post_init__(self) -> None:
         """Check every range.
@@ -78,7 +82,7 @@ class RuntimeSettings:
                 "tier_url is set without tier_model: give the --model string the engine was started with, "
                 "since the tier keys its objects by that string (`pancake up` prints it as PANCAKE_TIER_MODEL)"
             )
-        for name in ("model", "api_key", "tier_model"):
+        for name in ("model", "api_key", "tier_model", "forecast_dir"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{name}: got a {type(value).__name__}, allowed is a text, or nothing")

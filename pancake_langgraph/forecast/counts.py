@@ -69,11 +69,34 @@ class CountTable:
         while len(self._rows) > self._max_keys:
             self._rows.popitem(last=False)
 
+    def add_rows(self, rows: Iterable[tuple[Iterable[str], Mapping[str, float]]]) -> None:
+        """Add the counts of another table, rows of its `to_rows`, to these.
+
+        A key then has at most the weight that a table of its own would give it, so that the sum still forgets.
+        """
+        for key, row in rows:
+            own = self._rows.setdefault(tuple(key), {})
+            self._rows.move_to_end(tuple(key))
+            for target, count in row.items():
+                own[str(target)] = own.get(str(target), 0.0) + float(count)
+            while len(own) > self._max_targets:
+                del own[min(own, key=lambda t: (own[t], t))]
+            total = sum(own.values())
+            if self._decay < 1.0 and total * (1.0 - self._decay) > 1.0:
+                scale = 1.0 / (total * (1.0 - self._decay))
+                own.update({target: count * scale for target, count in own.items()})
+        while len(self._rows) > self._max_keys:
+            self._rows.popitem(last=False)
+
 
 def smooth(row: Mapping[str, float], below: Mapping[str, float], strength: float) -> Mapping[str, float]:
-    """Blend counts with a prior distribution worth `strength` observations (a Dirichlet posterior mean)."""
+    """Blend counts with a prior distribution worth `strength` observations, or one per target seen if that is more.
+
+    A route with many targets may well have more of them (Witten and Bell), so it gives the prior more room.
+    """
     if not row:
         return below
+    strength = max(strength, float(len(row)))
     total = sum(row.values()) + strength
     blended = {target: strength * p / total for target, p in below.items()}
     for target, count in row.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pancake_langgraph._types import Candidate, NodeId
 from pancake_langgraph.forecast.prior import is_end
@@ -14,13 +15,18 @@ _MAX_CANDIDATES = 64
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """One way out of a node: `steps` until the target starts, the chance, and the median wait (`None` = unknown)."""
+    """One way out of a node: `steps` until the target starts, the chance, and the median wait (`None` = unknown).
+
+    `sooner_s` and `later_s` are how far the tenth and the ninetieth percentile of the wait lie from the median.
+    """
 
     target: str
     p_next: float
     steps: int
     eta_s: float | None
     reason: str
+    sooner_s: float = 0.0
+    later_s: float = 0.0
 
 
 ExitsOf = Callable[[str, tuple[str, ...]], Mapping[str, Exit]]
@@ -48,7 +54,14 @@ def look_ahead(
         following.sort(key=lambda pair: -pair[0].p_next)
         frontier = following[:_MAX_CANDIDATES]
     ordered = sorted(found.values(), key=lambda e: (-e.p_next, e.steps, e.target))[:_MAX_CANDIDATES]
-    return tuple(Candidate(NodeId(e.target), e.p_next, e.steps, e.eta_s, e.reason) for e in ordered)
+    return tuple(_candidate(exit_) for exit_ in ordered)
+
+
+def _candidate(exit_: Exit) -> Candidate:
+    early_s = late_s = None
+    if exit_.eta_s is not None:
+        early_s, late_s = max(0.0, exit_.eta_s - exit_.sooner_s), exit_.eta_s + exit_.later_s
+    return Candidate(NodeId(exit_.target), exit_.p_next, exit_.steps, exit_.eta_s, exit_.reason, early_s, late_s)
 
 
 def _after(first: Exit, then: Exit) -> Exit:
@@ -59,6 +72,9 @@ def _after(first: Exit, then: Exit) -> Exit:
         first.steps + then.steps,
         eta_s,
         f"{then.reason}, after {first.target}",
+        # Waits that do not depend on each other: distances from the median add up like standard deviations.
+        math.hypot(first.sooner_s, then.sooner_s),
+        math.hypot(first.later_s, then.later_s),
     )
 
 
@@ -71,4 +87,4 @@ def _merge(found: dict[tuple[str, int], Exit], exit_: Exit) -> None:
         return
     likelier = exit_ if exit_.p_next > other.p_next else other
     p_next = min(1.0, exit_.p_next + other.p_next)
-    found[key] = Exit(likelier.target, p_next, likelier.steps, likelier.eta_s, likelier.reason)
+    found[key] = replace(likelier, p_next=p_next)

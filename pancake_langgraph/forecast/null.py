@@ -7,6 +7,8 @@ from typing import Any
 
 from pancake_langgraph._types import Candidate
 from pancake_langgraph.forecast.base import Quantiles
+from pancake_langgraph.forecast.declared import Declared
+from pancake_langgraph.forecast.evidence import Clue
 from pancake_langgraph.topology.graph import Topology
 
 
@@ -14,6 +16,9 @@ class NullForecaster:
     """Learns nothing and never has a candidate.  Stateless."""
 
     def add_graph(self, graph_id: str, topology: Topology) -> None:
+        """Do nothing."""
+
+    def declare(self, graph_id: str, declared: Declared) -> None:
         """Do nothing."""
 
     def observe_transition(
@@ -25,6 +30,8 @@ class NullForecaster:
         elapsed_s: float,
         context: Sequence[str] = (),
         first_tool_name: str | None = None,
+        clues: Sequence[Clue] = (),
+        nth: int = 0,
     ) -> None:
         """Do nothing."""
 
@@ -39,9 +46,15 @@ class NullForecaster:
         first_tool_name: str | None = None,
         horizon_steps: int = 2,
         context: Sequence[str] = (),
+        clues: Sequence[Clue] = (),
+        running: Sequence[str] = (),
     ) -> tuple[Candidate, ...]:
         """Return no candidates."""
         return ()
+
+    def tells(self, graph_id: str, node: str, clue: Clue) -> bool:
+        """Return no."""
+        return False
 
     def p_end(self, graph_id: str, node: str, *, context: Sequence[str] = ()) -> float:
         """Return 0: nothing is known."""
@@ -55,9 +68,12 @@ class NullForecaster:
         """Return `None`."""
         return None
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, graph_id: str | None = None) -> dict[str, Any]:
         """Return an empty value."""
         return {}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def merge(self, snapshot: Mapping[str, Any]) -> None:
         """Do nothing."""

@@ -19,19 +19,17 @@ class Exits:
     """The ways out of one node.
 
     `certain` targets always run.  `shares` splits one unit over all targets, certain ones included, and
-    `unknown_share`; `num_branches` counts the decisions that are taken independently of each other.  `steps` holds
-    targets that start later than one step away.
+    `unknown_share`; `num_branches` counts the decisions that are taken independently of each other.
     """
 
     certain: tuple[str, ...]
     shares: Mapping[str, float]
     unknown_share: float
     num_branches: int
-    steps: Mapping[str, int]
     kinds: Mapping[str, str]
 
 
-NO_EXITS = Exits((), {}, 1.0, 1, {}, {})
+NO_EXITS = Exits((), {}, 1.0, 1, {})
 
 
 def exits_of(topology: Topology | None, node: str) -> Exits:
@@ -60,27 +58,24 @@ def exits_of(topology: Topology | None, node: str) -> Exits:
     for edge in errors:
         weights.setdefault(edge.target, _ERROR_WEIGHT)
     total = sum(weights.values()) + unknown or 1.0
-    steps: dict[str, int] = {hop.target: n for hop in hops if (n := topology.steps_between(hop)) > 1}
     return Exits(
         certain,
         {target: weight / total for target, weight in weights.items()},
         unknown / total if total else 1.0,
         max(1, sum(1 for name in merged if name.startswith("branch:"))),
-        steps,
         {hop.target: hop.kind for hop in reversed(hops)},
     )
 
 
-def marginals(exits: Exits, shares: Mapping[str, float]) -> dict[str, float]:
+def marginals(exits: Exits, shares: Mapping[str, float], width: float) -> dict[str, float]:
     """Turn shares of observations into the chance that each target runs.
 
     A certain target is its own yardstick: it is seen once per execution, so another target seen half as often runs
-    every second time.  Without one, independent decisions are each seen once per execution.
+    every second time.  Without one, an execution is seen as often as it starts targets, `width` times on average.
     """
+    yardstick = 1.0 / width
     if exits.certain:
         yardstick = max(shares.get(target, 0.0) for target in exits.certain) or 1.0
-    else:
-        yardstick = 1.0 / exits.num_branches
     chances = {target: min(1.0, share / yardstick) for target, share in shares.items()}
     return chances | dict.fromkeys(exits.certain, 1.0)
 

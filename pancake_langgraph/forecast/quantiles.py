@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 from pancake_langgraph.forecast.base import Quantiles
+from pancake_langgraph.forecast.declared import stand_ins
 
 
 class Durations:
@@ -26,6 +27,7 @@ class Durations:
         self._max_keys = max_keys
         self._window = window
         self._rings: OrderedDict[str, deque[float]] = OrderedDict()
+        self._answers: dict[str, tuple[float | None, Quantiles | None]] = {}
 
     def __len__(self) -> int:
         return len(self._rings)
@@ -38,17 +40,29 @@ class Durations:
         if ring is None:
             ring = self._rings[key] = deque(maxlen=self._window)
             if len(self._rings) > self._max_keys:
-                self._rings.popitem(last=False)
+                self._answers.pop(self._rings.popitem(last=False)[0], None)
         self._rings.move_to_end(key)
         ring.append(elapsed_s)
+        self._answers.pop(key, None)
 
-    def quantiles(self, key: str) -> Quantiles | None:
-        """Return p10, p50 and p90 with linear interpolation, or `None` for a key never seen."""
-        ring = self._rings.get(key)
-        if not ring:
+    def quantiles(self, key: str, *, expect_s: float | None = None) -> Quantiles | None:
+        """Return p10, p50 and p90 with linear interpolation, or `None` for a key never seen.
+
+        `expect_s` is what was declared: it counts until enough was measured.  `num_samples` counts measurements only.
+        """
+        known = self._answers.get(key)
+        if known is None or known[0] != expect_s:
+            if len(self._answers) >= self._max_keys:
+                self._answers.clear()
+            known = self._answers[key] = expect_s, self._measure(key, expect_s)
+        return known[1]
+
+    def _measure(self, key: str, expect_s: float | None) -> Quantiles | None:
+        ring = self._rings.get(key) or ()
+        ordered = sorted((*ring, *stand_ins(expect_s, len(ring))))
+        if not ordered:
             return None
-        ordered = sorted(ring)
-        return Quantiles(_at(ordered, 0.1), _at(ordered, 0.5), _at(ordered, 0.9), len(ordered))
+        return Quantiles(_at(ordered, 0.1), _at(ordered, 0.5), _at(ordered, 0.9), len(ring))
 
     def to_rows(self) -> list[list[object]]:
         """Return the samples as JSON-able rows, least recently used key first."""
@@ -57,9 +71,19 @@ class Durations:
     def load_rows(self, rows: Iterable[tuple[str, Iterable[float]]]) -> None:
         """Replace all samples by rows of `to_rows`; the bounds hold."""
         self._rings.clear()
+        self._answers.clear()
+        self.add_rows(rows)
+
+    def add_rows(self, rows: Iterable[tuple[str, Iterable[float]]]) -> None:
+        """Add samples of another table, rows of its `to_rows`; they count as older than those here."""
         for key, samples in rows:
+            own = tuple(self._rings.get(key, ()))
+            if own:
+                self._rings[key].clear()
             for elapsed_s in samples:
                 self.add(key, float(elapsed_s))
+            for elapsed_s in own:
+                self.add(key, elapsed_s)
 
 
 def _at(ordered: list[float], fraction: float) -> float:

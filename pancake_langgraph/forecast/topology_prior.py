@@ -5,11 +5,22 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph._types import Candidate
+from pancake_langgraph.forecast.arrival import Arrivals
 from pancake_langgraph.forecast.base import Quantiles
+from pancake_langgraph.forecast.declared import (
+    NOTHING_DECLARED,
+    Declared,
+    Need,
+    lift_distant,
+    lift_exits,
+    mark_needs,
+)
+from pancake_langgraph.forecast.evidence import Clue
 from pancake_langgraph.forecast.lookahead import Exit, look_ahead
 from pancake_langgraph.forecast.prior import (
     P_STREAMED,
@@ -24,7 +35,8 @@ from pancake_langgraph.forecast.prior import (
 from pancake_langgraph.forecast.quantiles import Durations
 from pancake_langgraph.topology.graph import Topology
 
-_VERSION = 1
+_VERSION = 2
+_SEPARATOR = "\x1f"
 _MAX_CACHED = 4096
 
 
@@ -44,6 +56,9 @@ class TopologyPrior:
             raise ValueError(f"max_graphs must be at least 1: got {max_graphs}")
         self._max_graphs = max_graphs
         self._topologies: OrderedDict[str, Topology] = OrderedDict()
+        self._arrivals: dict[str, Arrivals] = {}
+        self._names: dict[str, frozenset[str]] = {}
+        self._told: OrderedDict[str, Declared] = OrderedDict()
         self._durations = Durations(max_keys=max_durations)
         self._declared: dict[tuple[str, str], Exits] = {}
         self._lock = threading.RLock()
@@ -52,10 +67,21 @@ class TopologyPrior:
         """Tell what a graph declares."""
         with self._lock:
             self._topologies[graph_id] = topology
+            self._arrivals[graph_id] = Arrivals(topology)
+            self._names[graph_id] = frozenset(part for info in topology.nodes for part in info.id.split("|"))
             self._declared.clear()
             self._topologies.move_to_end(graph_id)
             if len(self._topologies) > self._max_graphs:
-                self._topologies.popitem(last=False)
+                oldest, _ = self._topologies.popitem(last=False)
+                del self._arrivals[oldest], self._names[oldest]
+
+    def declare(self, graph_id: str, declared: Declared) -> None:
+        """Tell what the author of a graph declared; see `Forecaster.declare`."""
+        with self._lock:
+            self._told[graph_id] = declared
+            self._told.move_to_end(graph_id)
+            if len(self._told) > self._max_graphs:
+                self._told.popitem(last=False)
 
     def observe_transition(
         self,
@@ -66,10 +92,14 @@ class TopologyPrior:
         elapsed_s: float,
         context: Sequence[str] = (),
         first_tool_name: str | None = None,
+        clues: Sequence[Clue] = (),
+        nth: int = 0,
     ) -> None:
         """Record how long `source` took; where it went is not learnt."""
         with self._lock:
             self._durations.add(_key("node", graph_id, source), elapsed_s)
+            if self._waits(graph_id, target):
+                self._durations.add(_key("wait", graph_id, f"{source}{_SEPARATOR}{target}"), elapsed_s)
 
     def observe_tool(self, graph_id: str, tool: str, elapsed_s: float) -> None:
         """Record how long a tool ran."""
@@ -84,23 +114,41 @@ class TopologyPrior:
         first_tool_name: str | None = None,
         horizon_steps: int = 2,
         context: Sequence[str] = (),
+        clues: Sequence[Clue] = (),
+        running: Sequence[str] = (),
     ) -> tuple[Candidate, ...]:
         """Return who may run after `node`; see `Forecaster.candidates`."""
         with self._lock:
             topology = self._topology(graph_id)
             said = announced_by(topology, node, first_tool_name) if first_tool_name else None
-            first = self._exits(graph_id, node, tuple(context))
+            first = self._exits(graph_id, node, tuple(context), running)
             if first_tool_name:
                 first = self._with_tool(graph_id, node, first, said, first_tool_name)
+            first = self._with_clues(graph_id, node, first, clues)
+            at_second = len(context) + 1
 
             def onward(here: str, path: tuple[str, ...]) -> Mapping[str, Exit]:
-                if said is not None and first_tool_name and here == said.tools_node and here not in path[:-1]:
-                    return self._after_tools(graph_id, said, path, first_tool_name)
-                return self._exits(graph_id, here, path)
+                if said is not None and first_tool_name and here == said.tools_node and here not in path[at_second:]:
+                    return self._with_clues(
+                        graph_id, here, self._after_tools(graph_id, said, path, first_tool_name), clues
+                    )
+                exits = self._exits(graph_id, here, path, running)
+                # What an answer says may also settle where the node after it leads: it does as it was told.
+                return self._with_clues(graph_id, here, exits, clues) if len(path) == at_second else exits
 
             if said is not None:
                 horizon_steps = max(horizon_steps, said.steps + 1)
-            return look_ahead(node, first, onward, context=tuple(context), horizon_steps=horizon_steps)
+            needs = () if first_tool_name else self._needs(graph_id, node)
+            furthest = max((need.steps for need in needs), default=0)
+            found = look_ahead(node, first, onward, context=tuple(context), horizon_steps=max(horizon_steps, furthest))
+            if furthest < 2:
+                return found
+            seen = self._times_seen(graph_id, node)
+            return lift_distant(found, needs, after=node, num_seen=seen, horizon_steps=horizon_steps)
+
+    def tells(self, graph_id: str, node: str, clue: Clue) -> bool:
+        """Whether a value may change the candidates; see `Forecaster.tells`."""
+        return not clue.field
 
     def p_end(self, graph_id: str, node: str, *, context: Sequence[str] = ()) -> float:
         """Return the chance that the run, or this branch of it, ends after `node`."""
@@ -109,19 +157,24 @@ class TopologyPrior:
             return sum(exit_.p_next for target, exit_ in exits.items() if is_end(target))
 
     def tool_seconds(self, graph_id: str, tool: str) -> Quantiles | None:
-        """Return how long a tool takes; `None` before it was seen."""
+        """Return how long a tool takes; `None` before it was seen or declared."""
         with self._lock:
-            return self._durations.quantiles(_key("tool", graph_id, tool))
+            expect_s = self._told.get(graph_id, NOTHING_DECLARED).tool_seconds.get(tool)
+            return self._durations.quantiles(_key("tool", graph_id, tool), expect_s=expect_s)
 
     def node_seconds(self, graph_id: str, node: str) -> Quantiles | None:
-        """Return how long it takes from a node's start to the start of what follows; `None` before it was seen."""
+        """Return how long it takes from a node's start to the start of what follows, or `None`."""
         with self._lock:
-            return self._durations.quantiles(_key("node", graph_id, node))
+            expect_s = self._told.get(graph_id, NOTHING_DECLARED).node_seconds.get(node)
+            return self._durations.quantiles(_key("node", graph_id, node), expect_s=expect_s)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the durations as a JSON-able value."""
+    def snapshot(self, graph_id: str | None = None) -> dict[str, Any]:
+        """Return the durations, of one graph or of all, as a JSON-able value."""
         with self._lock:
-            return {"version": _VERSION, "durations": self._durations.to_rows()}
+            rows = self._durations.to_rows()
+            if graph_id is not None:
+                rows = [row for row in rows if str(row[0]).split(_SEPARATOR)[1] == graph_id]
+            return {"version": _VERSION, "durations": rows}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Replace the durations by those of a snapshot.
@@ -130,7 +183,16 @@ class TopologyPrior:
             ConfigError: if the snapshot is not one of this version; nothing is changed then.
         """
         with self._lock:
-            load_durations(self._durations, snapshot)
+            self._durations.load_rows(self._read_durations(snapshot))
+
+    def merge(self, snapshot: Mapping[str, Any]) -> None:
+        """Add the durations of a snapshot to those measured here; the latest of both are kept.
+
+        Raises:
+            ConfigError: if the snapshot is not one of this version; nothing is changed then.
+        """
+        with self._lock:
+            self._durations.add_rows(self._read_durations(snapshot))
 
     def _topology(self, graph_id: str) -> Topology | None:
         topology = self._topologies.get(graph_id)
@@ -156,14 +218,47 @@ class TopologyPrior:
         """Return the chances of targets once `tool` was called; here, as expected."""
         return expected
 
-    def _exits(self, graph_id: str, node: str, context: tuple[str, ...]) -> dict[str, Exit]:
+    def _with_clues(self, graph_id: str, node: str, exits: dict[str, Exit], clues: Sequence[Clue]) -> dict[str, Exit]:
+        """Replace the chances of exits by what the streamed values tell about them; here, nothing was learnt."""
+        return exits
+
+    def _width(self, graph_id: str, node: str, exits: Exits) -> float:
+        """Return how many targets one execution of `node` starts, where none of them is certain."""
+        return float(exits.num_branches)
+
+    def _waits(self, graph_id: str, target: str) -> bool:
+        arrivals = self._arrivals.get(graph_id)
+        return arrivals is not None and arrivals.waits(target)
+
+    def _steps(self, graph_id: str, node: str, target: str, running: Sequence[str]) -> int:
+        arrivals = self._arrivals.get(graph_id)
+        return arrivals.steps(node, target, running) if arrivals is not None and arrivals.waits(target) else 1
+
+    def _leave(
+        self, graph_id: str, node: str, target: str, p_next: float, reason: str, running: Sequence[str] = ()
+    ) -> Exit:
+        """Return a way out of `node` with its steps and waiting time."""
+        wait = self._durations.quantiles(_key("wait", graph_id, f"{node}{_SEPARATOR}{target}"))
+        wait = wait or self.node_seconds(graph_id, node)
+        steps = self._steps(graph_id, node, target, running)
+        if wait is None:
+            return Exit(target, p_next, steps, None, reason)
+        return Exit(target, p_next, steps, wait.p50_s, reason, wait.p50_s - wait.p10_s, wait.p90_s - wait.p50_s)
+
+    def _exits(
+        self, graph_id: str, node: str, context: tuple[str, ...], running: Sequence[str] = ()
+    ) -> dict[str, Exit]:
         exits = self._declared_exits(graph_id, node)
         shares = self._shares(graph_id, node, exits, context)
-        eta_s = self._median(_key("node", graph_id, node))
-        return {
-            target: Exit(target, p_next, exits.steps.get(target, 1), eta_s, describe(exits, target))
-            for target, p_next in marginals(exits, shares).items()
+        chances = marginals(exits, shares, self._width(graph_id, node, exits))
+        needs = self._needs(graph_id, node)
+        if needs:
+            chances = lift_exits(chances, needs, self._times_seen(graph_id, node))
+        found = {
+            target: self._leave(graph_id, node, target, p_next, describe(exits, target), running)
+            for target, p_next in chances.items()
         }
+        return mark_needs(found, needs, after=node) if needs else found
 
     def _with_tool(
         self, graph_id: str, node: str, first: dict[str, Exit], said: Announcement | None, tool: str
@@ -176,19 +271,20 @@ class TopologyPrior:
         if said is not None:
             expected = {said.tools_node: P_STREAMED}
             steps, reason = said.steps, said.reason
-        eta_s = self._median(_key("node", graph_id, node))
         chances = self._tool_shares(graph_id, node, tool, expected)
+        leaving = (self._leave(graph_id, node, target, min(1.0, p), reason) for target, p in chances.items())
         return {
-            target: Exit(target, min(1.0, p), steps if said and target == said.tools_node else 1, eta_s, reason)
-            for target, p in chances.items()
+            exit_.target: replace(exit_, steps=steps) if said and exit_.target == said.tools_node else exit_
+            for exit_ in leaving
         }
 
     def _after_tools(self, graph_id: str, said: Announcement, path: tuple[str, ...], tool: str) -> dict[str, Exit]:
         """Return the exits of a tools node when it is known which tool it runs."""
-        eta_s = self._median(_key("tool", graph_id, tool))
+        wait = self.tool_seconds(graph_id, tool)
+        timed = {} if wait is None else _timed(wait)
         if said.targets:
             share = 1.0 / len(said.targets)
-            return {target: Exit(target, share, 1, eta_s, said.reason) for target in said.targets}
+            return {t: replace(Exit(t, share, 1, None, said.reason), **timed) for t in said.targets}
         exits = self._exits(graph_id, said.tools_node, path[:-1] if path[-1:] == (said.tools_node,) else path)
         topology = self._topology(graph_id)
         hops = topology.hops(said.tools_node) if topology else ()
@@ -199,36 +295,45 @@ class TopologyPrior:
         lost = sum(exit_.p_next for target, exit_ in exits.items() if target not in stay)
         kept = sum(exit_.p_next for exit_ in stay.values())
         scale = (kept + lost) / kept if kept else 1.0
+        reason = f"resumes after {said.reason}"
         return {
-            target: Exit(target, min(1.0, e.p_next * scale), e.steps, eta_s or e.eta_s, f"resumes after {said.reason}")
-            for target, e in stay.items()
+            target: replace(exit_, p_next=min(1.0, exit_.p_next * scale), reason=reason, **timed)
+            for target, exit_ in stay.items()
         }
 
-    def _median(self, key: str) -> float | None:
-        found = self._durations.quantiles(key)
-        return None if found is None else found.p50_s
+    def _read_durations(self, snapshot: Mapping[str, Any]) -> list[tuple[str, list[float]]]:
+        """Read the durations of a snapshot.
+
+        Raises:
+            ConfigError: if the snapshot is not one of this version.
+        """
+        if snapshot.get("version") != _VERSION:
+            raise ConfigError(
+                f"cannot restore a forecast: got version {snapshot.get('version')!r}, allowed is {_VERSION}. "
+                "Delete the stored forecast; it is learnt again in tens of runs."
+            )
+        try:
+            rows = [(str(key), [float(sample) for sample in samples]) for key, samples in snapshot["durations"]]
+            if not all(key.count(_SEPARATOR) >= 2 for key, _ in rows):
+                raise ValueError("a key names no graph")
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ConfigError(
+                f"cannot restore a forecast: the durations are damaged ({type(exc).__name__}). "
+                "Delete the stored forecast; it is learnt again in tens of runs."
+            ) from exc
+        return rows
+
+    def _needs(self, graph_id: str, node: str) -> tuple[Need, ...]:
+        return self._told.get(graph_id, NOTHING_DECLARED).needs.get(node, ())
+
+    def _times_seen(self, graph_id: str, node: str) -> int:
+        found = self._durations.quantiles(_key("node", graph_id, node))
+        return 0 if found is None else found.num_samples
 
 
-def load_durations(durations: Durations, snapshot: Mapping[str, Any]) -> None:
-    """Load the durations of a snapshot.
-
-    Raises:
-        ConfigError: if the snapshot is not one of this version; `durations` is unchanged then.
-    """
-    if snapshot.get("version") != _VERSION:
-        raise ConfigError(
-            f"cannot restore a forecast: got version {snapshot.get('version')!r}, allowed is {_VERSION}. "
-            "Delete the stored forecast; it is learnt again in tens of runs."
-        )
-    try:
-        rows = [(str(key), [float(sample) for sample in samples]) for key, samples in snapshot["durations"]]
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ConfigError(
-            f"cannot restore a forecast: the durations are damaged ({type(exc).__name__}). "
-            "Delete the stored forecast; it is learnt again in tens of runs."
-        ) from exc
-    durations.load_rows(rows)
+def _timed(wait: Quantiles) -> dict[str, Any]:
+    return {"eta_s": wait.p50_s, "sooner_s": wait.p50_s - wait.p10_s, "later_s": wait.p90_s - wait.p50_s}
 
 
 def _key(kind: str, graph_id: str, name: str) -> str:
-    return f"{kind}\x1f{graph_id}\x1f{name}"
+    return f"{kind}{_SEPARATOR}{graph_id}{_SEPARATOR}{name}"

@@ -4,55 +4,37 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.forecast.counts import CountTable, smooth
-from pancake_langgraph.forecast.prior import Exits
+from pancake_langgraph.forecast.evidence import Clue, ClueTable
+from pancake_langgraph.forecast.experts import PRIOR_STRENGTH, Experts, Memory
+from pancake_langgraph.forecast.lookahead import Exit
+from pancake_langgraph.forecast.prior import Exits, marginals
 from pancake_langgraph.forecast.topology_prior import TopologyPrior
 
-_PRIOR_STRENGTH = 1.0
-# The node alone, and with up to four nodes before it: behind a hub (supervisor, router, tools loop) every second node
-# is the hub itself, so four nodes are two decisions.
-_ORDERS = 5
-_EXPERTS = 2 * _ORDERS  # each with a long and a short memory
-_SWITCH_RATE = 0.05
-_LEAST_P = 1e-4
+__all__ = ["Memory", "TransitionForecaster"]
 
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bounds and forgetting.
-
-    `slow_decay` remembers about fifty observations (calibrated on random routers), `fast_decay` about five (relearns a
-    changed habit in a few runs); which of them is believed is itself learnt per node.
-    """
-
-    max_graphs: int = 64
-    max_keys: int = 2048
-    max_targets: int = 64
-    slow_decay: float = 0.98
-    fast_decay: float = 0.8
+_WIDTH_STRENGTH = 2.0
 
 
 @dataclass(slots=True)
 class _Learnt:
-    """What one graph taught: counts with long and short memory, per streamed tool, and trust per node."""
+    """What one graph taught: routes, streamed tool names, streamed values, and how many targets a node starts."""
 
-    slow: CountTable
-    fast: CountTable
+    experts: Experts
     tools: CountTable
-    trust: OrderedDict[str, list[float]] = field(default_factory=OrderedDict)
+    clues: ClueTable
+    widths: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
 
 class TransitionForecaster(TopologyPrior):
     """Learns transitions from the first run on, starting at what the topology declares.
 
-    Several estimates are kept per node: by the node alone and by up to four nodes before it (each backing off to the
-    shorter context), each with a long and a short memory.  They are mixed by how well each has predicted lately
-    (fixed-share weights), so a route that depends on history, one that is random and one that has just changed are all
-    served.  Thread-safe, deterministic, bounded by `Memory`.
+    See `Experts` for how routes are learnt and `ClueTable` for what streamed answers tell.  Thread-safe,
+    deterministic, bounded by `Memory`.
     """
 
     def __init__(self, memory: Memory | None = None) -> None:
@@ -75,35 +57,45 @@ class TransitionForecaster(TopologyPrior):
         elapsed_s: float,
         context: Sequence[str] = (),
         first_tool_name: str | None = None,
+        clues: Sequence[Clue] = (),
+        nth: int = 0,
     ) -> None:
         """Learn one transition; see `Forecaster.observe_transition`.  Costs O(degree)."""
         with self._lock:
             super().observe_transition(graph_id, source, target, elapsed_s=elapsed_s)
             learnt = self._learnt(graph_id)
-            path = tuple(context)
-            estimates = self._estimates(learnt, source, self._declared_exits(graph_id, source), path)
-            self._judge(learnt, source, [estimate.get(target, 0.0) for estimate in estimates])
-            for order in range(min(_ORDERS, len(path) + 1)):
-                key = _context_key(path, order, source)
-                learnt.slow.observe(key, target)
-                learnt.fast.observe(key, target)
+            exits = self._declared_exits(graph_id, source)
+            if clues:
+                shares = learnt.experts.shares(source, context, exits.shares)
+                expected = marginals(exits, shares, self._width(graph_id, source, exits))
+                learnt.clues.observe(source, clues, target, expected)
+            learnt.experts.observe(source, target, context, exits.shares)
             if first_tool_name:
                 learnt.tools.observe((source, first_tool_name), target)
+            self._count_width(learnt, source, nth)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return counts, trust and durations as a JSON-able value; topologies are not in it."""
+    def tells(self, graph_id: str, node: str, clue: Clue) -> bool:
+        """Whether a value may change the candidates; see `Forecaster.tells`."""
+        with self._lock:
+            learnt = self._graphs.get(graph_id)
+            is_known = learnt is not None and learnt.clues.knows(node, clue)
+            return not clue.field or is_known or clue.value in self._names.get(graph_id, ())
+
+    def snapshot(self, graph_id: str | None = None) -> dict[str, Any]:
+        """Return all that was learnt, of one graph or of all; topologies are not in it."""
         with self._lock:
             graphs = [
                 {
-                    "graph_id": graph_id,
-                    "slow": learnt.slow.to_rows(),
-                    "fast": learnt.fast.to_rows(),
+                    "graph_id": name,
+                    **learnt.experts.to_rows(),
                     "tools": learnt.tools.to_rows(),
-                    "trust": [[source, list(weights)] for source, weights in learnt.trust.items()],
+                    "clues": learnt.clues.to_rows(),
+                    "widths": [[node, *width] for node, width in learnt.widths.items()],
                 }
-                for graph_id, learnt in self._graphs.items()
+                for name, learnt in self._graphs.items()
+                if graph_id in (None, name)
             ]
-            return {**super().snapshot(), "graphs": graphs}
+            return {**super().snapshot(graph_id), "graphs": graphs}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Replace all that was learnt by a snapshot.
@@ -112,55 +104,73 @@ class TransitionForecaster(TopologyPrior):
             ConfigError: if the snapshot is not one of this version; nothing is changed then.
         """
         with self._lock:
-            try:
-                graphs = OrderedDict((str(row["graph_id"]), self._load(row)) for row in snapshot.get("graphs", ()))
-            except (KeyError, TypeError, ValueError, AttributeError) as exc:
-                raise ConfigError(
-                    f"cannot restore a forecast: its counts are damaged ({type(exc).__name__}). "
-                    "Delete the stored forecast; it is learnt again in tens of runs."
-                ) from exc
+            graphs = self._read(snapshot)
             super().restore(snapshot)
             while len(graphs) > self._memory.max_graphs:
                 graphs.popitem(last=False)
             self._graphs = graphs
 
+    def merge(self, snapshot: Mapping[str, Any]) -> None:
+        """Add a snapshot, of another process or an earlier one, to what was learnt.
+
+        Raises:
+            ConfigError: if the snapshot is not one of this version; nothing is changed then.
+        """
+        with self._lock:
+            self._read(snapshot)
+            super().merge(snapshot)
+            for row in snapshot.get("graphs", ()):
+                learnt = self._learnt(str(row["graph_id"]))
+                learnt.experts.add_rows(row)
+                learnt.tools.add_rows(row["tools"])
+                learnt.clues.add_rows(row["clues"])
+                for node, executions, targets in row["widths"]:
+                    own = learnt.widths.get(node, (0.0, 0.0))
+                    self._set_width(learnt, node, own[0] + executions, own[1] + targets)
+
     def _shares(self, graph_id: str, node: str, exits: Exits, context: tuple[str, ...]) -> Mapping[str, float]:
         learnt = self._graphs.get(graph_id)
-        if learnt is None:
-            return exits.shares
-        trust = learnt.trust.get(node) or _even_trust()
-        mixed: dict[str, float] = {}
-        for weight, estimate in zip(trust, self._estimates(learnt, node, exits, context), strict=True):
-            for target, share in estimate.items():
-                mixed[target] = mixed.get(target, 0.0) + weight * share
-        return mixed
+        return exits.shares if learnt is None else learnt.experts.shares(node, context, exits.shares)
 
     def _tool_shares(self, graph_id: str, node: str, tool: str, expected: Mapping[str, float]) -> Mapping[str, float]:
         learnt = self._graphs.get(graph_id)
-        return expected if learnt is None else smooth(learnt.tools.row((node, tool)), expected, _PRIOR_STRENGTH)
+        return expected if learnt is None else smooth(learnt.tools.row((node, tool)), expected, PRIOR_STRENGTH)
 
-    def _estimates(
-        self, learnt: _Learnt, node: str, exits: Exits, context: tuple[str, ...]
-    ) -> list[Mapping[str, float]]:
-        """Return the estimate of each expert; what an estimate lacks to one is its unknown share."""
-        estimates: list[Mapping[str, float]] = []
-        for table in (learnt.slow, learnt.fast):
-            below: Mapping[str, float] = exits.shares
-            for order in range(_ORDERS):
-                if order <= len(context):
-                    below = smooth(table.row(_context_key(context, order, node)), below, _PRIOR_STRENGTH)
-                estimates.append(below)
-        return estimates
+    def _with_clues(self, graph_id: str, node: str, exits: dict[str, Exit], clues: Sequence[Clue]) -> dict[str, Exit]:
+        if not clues:
+            return exits
+        learnt = self._graphs.get(graph_id) or self._new_learnt()
+        told = learnt.clues.shares(node, clues, {target: exit_.p_next for target, exit_ in exits.items()})
+        if told is None:
+            return exits
+        chances, clue = told
+        reason = f"{clue.tool or 'answer'} says {clue.field}" if clue.field else f"tool {clue.tool}"
+        found = {}
+        for target, p_next in chances.items():
+            known = exits.get(target)
+            exit_ = self._leave(graph_id, node, target, p_next, reason) if known is None else known
+            found[target] = replace(exit_, p_next=min(1.0, p_next), reason=reason)
+        return found
 
-    def _judge(self, learnt: _Learnt, source: str, chances: Sequence[float]) -> None:
-        """Shift trust to the experts that expected what happened; a little always goes round, so none is lost."""
-        trust = learnt.trust.get(source) or _even_trust()
-        weights = [weight * max(p, _LEAST_P) for weight, p in zip(trust, chances, strict=True)]
-        total = sum(weights)
-        learnt.trust[source] = [(1 - _SWITCH_RATE) * w / total + _SWITCH_RATE / _EXPERTS for w in weights]
-        learnt.trust.move_to_end(source)
-        if len(learnt.trust) > self._memory.max_keys:
-            learnt.trust.popitem(last=False)
+    def _width(self, graph_id: str, node: str, exits: Exits) -> float:
+        learnt = self._graphs.get(graph_id)
+        executions, targets = learnt.widths.get(node, (0.0, 0.0)) if learnt is not None else (0.0, 0.0)
+        told = _WIDTH_STRENGTH * exits.num_branches
+        return max(1.0, (targets + told) / (executions + _WIDTH_STRENGTH))
+
+    def _count_width(self, learnt: _Learnt, node: str, nth: int) -> None:
+        """Count one target, and one execution if it is the first target of it."""
+        executions, targets = learnt.widths.get(node, (0.0, 0.0))
+        if nth == 0:
+            decay = self._memory.slow_decay
+            executions, targets = executions * decay + 1.0, targets * decay
+        self._set_width(learnt, node, executions, targets + 1.0)
+
+    def _set_width(self, learnt: _Learnt, node: str, executions: float, targets: float) -> None:
+        learnt.widths[node] = executions, targets
+        learnt.widths.move_to_end(node)
+        if len(learnt.widths) > self._memory.max_keys:
+            learnt.widths.popitem(last=False)
 
     def _learnt(self, graph_id: str) -> _Learnt:
         learnt = self._graphs.get(graph_id)
@@ -173,29 +183,33 @@ class TransitionForecaster(TopologyPrior):
 
     def _new_learnt(self) -> _Learnt:
         memory = self._memory
+        decay, max_keys, max_targets = memory.slow_decay, memory.max_keys, memory.max_targets
+        return _Learnt(
+            Experts(memory),
+            CountTable(decay=decay, max_keys=max_keys, max_targets=max_targets),
+            ClueTable(decay=decay, max_keys=max_keys, max_targets=max_targets),
+        )
 
-        def table(decay: float) -> CountTable:
-            return CountTable(decay=decay, max_keys=memory.max_keys, max_targets=memory.max_targets)
+    def _read(self, snapshot: Mapping[str, Any]) -> OrderedDict[str, _Learnt]:
+        """Read the graphs of a snapshot.
 
-        return _Learnt(table(memory.slow_decay), table(memory.fast_decay), table(memory.slow_decay))
+        Raises:
+            ConfigError: if they or the durations are not as this version writes them.
+        """
+        self._read_durations(snapshot)
+        try:
+            return OrderedDict((str(row["graph_id"]), self._load(row)) for row in snapshot.get("graphs", ()))
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise ConfigError(
+                f"cannot restore a forecast: its counts are damaged ({type(exc).__name__}). "
+                "Delete the stored forecast; it is learnt again in tens of runs."
+            ) from exc
 
     def _load(self, row: Mapping[str, Any]) -> _Learnt:
         learnt = self._new_learnt()
-        learnt.slow.load_rows(row["slow"])
-        learnt.fast.load_rows(row["fast"])
+        learnt.experts.load_rows(row)
         learnt.tools.load_rows(row["tools"])
-        for source, weights in row["trust"]:
-            if len(weights) != _EXPERTS:
-                raise ValueError(f"trust needs {_EXPERTS} weights, got {len(weights)}")
-            learnt.trust[str(source)] = [float(weight) for weight in weights]
-        while len(learnt.trust) > self._memory.max_keys:
-            learnt.trust.popitem(last=False)
+        learnt.clues.load_rows(row["clues"])
+        for node, executions, targets in row["widths"]:
+            self._set_width(learnt, str(node), float(executions), float(targets))
         return learnt
-
-
-def _context_key(context: tuple[str, ...], order: int, node: str) -> tuple[str, ...]:
-    return (*context[len(context) - order :], node)
-
-
-def _even_trust() -> list[float]:
-    return [1.0 / _EXPERTS] * _EXPERTS

@@ -3,108 +3,278 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pancake_langgraph._types import AgentKey, Prompt, ThreadId, WireObject
+from pancake_langgraph.prompts.declared import DeclaredPrompt
+from pancake_langgraph.prompts.fields import WireMemo, sends_reasoning, without_reasoning
+from pancake_langgraph.prompts.identity import agent_key, begins_with, leading_system_messages, same_message
+from pancake_langgraph.prompts.learner import ShapeLearner
+from pancake_langgraph.prompts.parts import Known, Rendering, render
+from pancake_langgraph.prompts.prediction import Doubt, Prediction, Source, Trust, Unknown
 from pancake_langgraph.prompts.shape import PromptShape
 
-_K = TypeVar("_K")
+_K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 #: Agents seen per node; a node that invents a prompt per call must not fill the table.
 MAX_AGENTS_PER_NODE = 8
+#: After so many calls in a row with a system prompt never seen before, a node's prompts are taken to be made anew.
+FRESH_CALLS = 2
+_HEAD_ONLY = "what comes behind the system prompt varies"
 
 
-class Source(StrEnum):
-    """Where a predicted prompt comes from, strongest first."""
+@dataclass(slots=True)
+class _Agent:
+    """What is known of one agent: its shape, its last tools and salt, whether its prompts only grow."""
 
-    THREAD = "last prompt in this thread"
-    STATE = "head and the thread's messages"
-    HEAD = "head known from other threads"
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The known beginning of an agent's next prompt."""
-
-    agent: AgentKey
+    learner: ShapeLearner
     prompt: Prompt
-    source: Source
+    salt: str | None = None
+    grows: Trust = field(default_factory=Trust)
+    resumes: Trust = field(default_factory=Trust)
+
+
+@dataclass(slots=True)
+class _Node:
+    """What is known of one node: its agents, newest first, those that call first when it runs, and a common shape.
+
+    `learner` sees the first call of every agent that opens only: it learns system prompts that are made anew each time;
+    `fresh` counts such calls in a row.
+    """
+
+    learner: ShapeLearner
+    agents: list[AgentKey] = field(default_factory=list)
+    openers: list[AgentKey] = field(default_factory=list)
+    fresh: int = 0
+    task: Hashable = None
+    doubt: Doubt = field(default_factory=Doubt)
+
+
+@dataclass(slots=True)
+class _Declaration:
+    declared: DeclaredPrompt
+    trust: Trust = field(default_factory=Trust)
 
 
 class PromptBook:
     """Remembers shapes per agent and the last prompt per agent and thread.  Bounded; not thread-safe."""
 
     def __init__(self, *, max_entries: int) -> None:
-        """Hold at most `max_entries` shapes and as many last prompts; the least recently used go first."""
+        """Hold at most `max_entries` of each kind; the least recently used go first."""
         self._max_entries = max_entries
-        self._shapes: OrderedDict[AgentKey, PromptShape] = OrderedDict()
+        self._memo = WireMemo()
+        self._agents: OrderedDict[AgentKey, _Agent] = OrderedDict()
         self._last: OrderedDict[tuple[AgentKey, ThreadId], Prompt] = OrderedDict()
-        self._agents: OrderedDict[str, list[AgentKey]] = OrderedDict()
-        self._salts: OrderedDict[AgentKey, str | None] = OrderedDict()
+        self._nodes: OrderedDict[str, _Node] = OrderedDict()
+        self._declared: OrderedDict[tuple[str, str], _Declaration] = OrderedDict()
+
+    def declare(self, graph_id: str, prompts: Iterable[DeclaredPrompt]) -> None:
+        """Take in what a graph's nodes declare, or what their code says, before anything ran."""
+        for declared in prompts:
+            _put(self._declared, (graph_id, declared.namespace), _Declaration(declared), self._max_entries)
 
     def observe(
         self,
         agent: AgentKey,
         thread_id: ThreadId,
         prompt: Prompt,
-        state_messages: Sequence[WireObject] | None,
+        known: Known | None,
         *,
         cache_salt: str | None = None,
+        graph_id: str = "",
+        task: Hashable = None,
     ) -> None:
-        """Learn from one real call.  `state_messages` is the node's input state in wire form, if it was seen."""
-        self._put(self._salts, agent, cache_salt)
+        """Learn from one real call.
+
+        `known` is the state that its node had read, if it was seen; `task` identifies the run of that node, so that
+        the first of several calls in it can be told.
+        """
+        self._check_declared(graph_id, agent.namespace, prompt, known)
+        node = self._nodes.get(agent.namespace) or _Node(ShapeLearner())
+        _put(self._nodes, agent.namespace, node, self._max_entries)
+        record = self._agents.get(agent)
+        is_fresh = record is None
+        if record is None:
+            head = len(leading_system_messages(prompt.messages))
+            record = _Agent(ShapeLearner(literal_head=head), prompt)
+        _put(self._agents, agent, record, self._max_entries)
+        record.learner.observe(prompt.messages, known, thread_id, self._memo)
+        node.doubt.pass_one()
         previous = self._last.get((agent, thread_id))
-        shape = self._shapes.get(agent)
-        self._put(
-            self._shapes,
-            agent,
-            PromptShape.first(prompt, state_messages)
-            if shape is None
-            else shape.observe(prompt, state_messages, previous),
-        )
-        self._put(self._last, (agent, thread_id), prompt)
-        known = [key for key in self._agents.get(agent.namespace, ()) if key != agent]
-        self._put(self._agents, agent.namespace, [agent, *known][:MAX_AGENTS_PER_NODE])
+        if previous is not None:
+            record.grows.note(right=begins_with(prompt, previous))
+        record.prompt, record.salt = prompt, cache_salt
+        _put(self._last, (agent, thread_id), prompt, self._max_entries)
+        node.agents = _first(agent, node.agents)
+        if task is None or node.task != task:
+            node.openers = _first(agent, node.openers)
+            node.fresh = node.fresh + 1 if is_fresh else 0
+            if is_fresh:
+                node.learner.observe(prompt.messages, known, thread_id, self._memo)
+        node.task = task
+
+    def note_tokens(self, namespace: str, *, right: bool) -> None:
+        """Take in whether a predicted prompt whose messages were right also had the tokens of the real one.
+
+        They differ where a template renders past messages another way than it did before (dropped reasoning, a clock
+        in the template): predictions then shrink to the system prompt for a while, each time for longer.
+        """
+        if (node := self._nodes.get(namespace)) is not None:
+            node.doubt.note(right=right)
+
+    def note_resume(self, agent: AgentKey, *, right: bool) -> None:
+        """Take in whether an agent that came back from a tool read all it had read before."""
+        if (record := self._agents.get(agent)) is not None:
+            record.resumes.note(right=right)
+
+    def resumed(self, agent: AgentKey, prompt: Prompt, answer: WireObject) -> Prompt:
+        """Return what an agent that called a tool can be expected to read when it comes back.
+
+        It is all that it had read and its answer, unless its prompts were seen to be trimmed or rewritten (then its
+        system prompt), or its template to render answers differently (then what it had read).
+        """
+        record, node = self._agents.get(agent), self._nodes.get(agent.namespace)
+        doubt = node.doubt if node is not None else Doubt()
+        if (record is not None and not record.resumes.holds) or (doubt.active and doubt.mistakes > 1):
+            return Prompt(leading_system_messages(prompt.messages), prompt.tools)
+        return prompt if doubt.active else Prompt((*prompt.messages, answer), prompt.tools)
 
     def predict(
-        self, namespace: str, thread_id: ThreadId, state_messages: Sequence[WireObject] | None
-    ) -> Prediction | None:
-        """Return the known beginning of the next prompt of the agent last seen at `namespace`.
-
-        `None` when no agent was seen there or nothing of its prompt is known.
-        """
-        agents = self._agents.get(namespace)
-        if not agents:
-            return None
-        agent = next((key for key in agents if (key, thread_id) in self._last), agents[0])
-        shape = self._shapes.get(agent)
-        if shape is None:
-            return None
-        last = self._last.get((agent, thread_id))
-        if shape.follows_state and state_messages:
-            messages = (*shape.head, *state_messages)
-            if last is None or len(messages) >= len(last.messages):
-                return Prediction(agent, Prompt(messages, shape.tools), Source.STATE)
-        if last is not None and shape.append_only:
-            return Prediction(agent, last, Source.THREAD)
-        if shape.head:
-            return Prediction(agent, Prompt(shape.head, shape.tools), Source.HEAD)
-        return None
+        self, namespace: str, thread_id: ThreadId, known: Known | None, *, graph_id: str = ""
+    ) -> Prediction | Unknown:
+        """Return the known beginning of the next prompt of the agent at `namespace`, or why there is none."""
+        state = known or Known({}, all_unsure=True)
+        best = self._declared_prediction(graph_id, namespace, state)
+        node = self._nodes.get(namespace)
+        if node is None:
+            return best or Unknown("no call was seen at this node", seen=False)
+        agent = self._agent_at(node, thread_id)
+        if node.doubt.active:
+            return self._head_of(agent) or Unknown("the template renders earlier messages differently", seen=True)
+        for found in (*self._learned(node, agent, thread_id, state), self._head_of(agent, node)):
+            best = _better(best, found)
+        return best or Unknown("no part of its prompts has stayed the same", seen=True)
 
     def shape(self, agent: AgentKey) -> PromptShape | None:
-        """Return what is known of an agent's prompt."""
-        return self._shapes.get(agent)
+        """Return the trusted shape of an agent's prompt, if there is one."""
+        record = self._agents.get(agent)
+        best = record.learner.best() if record else None
+        return best.shape if best else None
 
     def salt(self, agent: AgentKey) -> str | None:
         """Return the cache salt of the agent's last call."""
-        return self._salts.get(agent)
+        record = self._agents.get(agent)
+        return record.salt if record else None
 
-    def _put(self, table: OrderedDict[_K, _V], key: _K, value: _V) -> None:
-        table[key] = value
-        table.move_to_end(key)
-        while len(table) > self._max_entries:
-            table.popitem(last=False)
+    def _agent_at(self, node: _Node, thread_id: ThreadId) -> AgentKey:
+        candidates = [key for key in node.openers if key in self._agents] or node.agents
+        return next((key for key in candidates if (key, thread_id) in self._last), candidates[0])
+
+    def _learned(
+        self, node: _Node, agent: AgentKey, thread_id: ThreadId, known: Known
+    ) -> tuple[Prediction | None, ...]:
+        record = self._agents.get(agent)
+        if record is None:
+            return ()
+        if node.fresh >= FRESH_CALLS:
+            return (self._from_shape(node.learner, agent, record, known, Source.NODE),)
+        by_shape = self._from_shape(record.learner, agent, record, known, Source.STATE)
+        last = self._last.get((agent, thread_id))
+        by_thread = None
+        if last is not None and record.grows.holds:
+            by_thread = Prediction(agent, last, Source.THREAD, stop="the thread goes on behind its last prompt")
+        if by_shape and by_thread and not _agree(by_shape, by_thread):
+            by_thread = None  # the state has moved on in another way than by growing
+        return by_shape, by_thread
+
+    def _from_shape(
+        self, learner: ShapeLearner, agent: AgentKey, record: _Agent, known: Known, source: Source
+    ) -> Prediction | None:
+        best = learner.best()
+        if best is None:
+            return None
+        rendering = render(best.shape.parts, known, self._memo)
+        return _predicted(agent, rendering, record.prompt, source)
+
+    def _head_of(self, agent: AgentKey, node: _Node | None = None) -> Prediction | None:
+        """Return the system prompt, which is part of the agent's identity; nothing where each call has a new one."""
+        record = self._agents.get(agent)
+        if record is None or (node is not None and node.fresh >= FRESH_CALLS):
+            return None
+        rendering = Rendering(leading_system_messages(record.prompt.messages), stop=_HEAD_ONLY)
+        return _predicted(agent, rendering, record.prompt, Source.HEAD)
+
+    def _declared_prediction(self, graph_id: str, namespace: str, known: Known) -> Prediction | None:
+        entry = self._declared.get((graph_id, namespace))
+        if entry is None or not entry.trust.holds:
+            return None
+        declared = entry.declared
+        rendering = declared.render(known, self._memo)
+        tools = declared.tools
+        if tools is None:
+            node = self._nodes.get(namespace)
+            record = self._agents.get(node.agents[0]) if node else None
+            if record is None:
+                return None  # tools usually stand before everything else
+            tools = record.prompt.tools
+        prompt = Prompt(rendering.messages, tools)
+        agent = agent_key(namespace, declared.agent_name, prompt)
+        return _predicted(agent, rendering, prompt, declared.source)
+
+    def _check_declared(self, graph_id: str, namespace: str, prompt: Prompt, known: Known | None) -> None:
+        entry = self._declared.get((graph_id, namespace))
+        if entry is None:
+            return
+        rendering = entry.declared.render(known or Known({}, all_unsure=True), self._memo)
+        head = Prompt(rendering.messages, prompt.tools)
+        right = begins_with(prompt, head, is_cut=rendering.is_cut)
+        tools = entry.declared.tools
+        entry.trust.note(right=right and (tools is None or list(tools) == list(prompt.tools)))
+
+
+def _predicted(agent: AgentKey, rendering: Rendering, like: Prompt, source: Source) -> Prediction | None:
+    messages = rendering.messages
+    if not messages:
+        return None
+    if not sends_reasoning(like.messages):
+        messages = without_reasoning(messages)
+    return Prediction(agent, Prompt(messages, like.tools), source, rendering.is_cut, rendering.stop)
+
+
+def _agree(left: Prediction, right: Prediction) -> bool:
+    """Whether one of the two begins with the other."""
+    whole = min(len(p.prompt.messages) - p.is_cut for p in (left, right))
+    pairs = zip(left.prompt.messages[:whole], right.prompt.messages[:whole], strict=True)
+    if not all(same_message(ours, theirs) for ours, theirs in pairs):
+        return False
+    short, long = sorted((left, right), key=lambda p: len(p.prompt.messages) - p.is_cut)
+    return len(long.prompt.messages) <= whole or begins_with(long.prompt, short.prompt, is_cut=short.is_cut)
+
+
+def _better(first: Prediction | None, second: Prediction | None) -> Prediction | None:
+    """Return the first, or the second where it only says more."""
+    if first is None or second is None:
+        return first or second
+    if _extent(second) <= _extent(first) or first.prompt.tools != second.prompt.tools:
+        return first
+    return second if begins_with(second.prompt, first.prompt, is_cut=first.is_cut) else first
+
+
+def _extent(prediction: Prediction) -> tuple[int, int]:
+    """Return how far a prediction goes, comparable among those that begin alike."""
+    messages = prediction.prompt.messages
+    return len(messages), len(str(messages[-1].get("content") or ""))
+
+
+def _first(agent: AgentKey, agents: list[AgentKey]) -> list[AgentKey]:
+    return [agent, *(key for key in agents if key != agent)][:MAX_AGENTS_PER_NODE]
+
+
+def _put(table: OrderedDict[_K, _V], key: _K, value: _V, limit: int) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > limit:
+        table.popitem(last=False)

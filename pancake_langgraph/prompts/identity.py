@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pancake_langgraph._types import AgentKey, Prompt, WireObject
+from pancake_langgraph.prompts.prefix import common_prefix_tokens
 
 
 def strip_task_ids(checkpoint_ns: str) -> str:
@@ -61,8 +62,45 @@ def _canonical_call(call: WireObject) -> list[Any]:
     return [call.get("id"), function.get("name"), arguments]
 
 
-def begins_with(prompt: Prompt, head: Prompt) -> bool:
-    """Say whether the messages of `prompt` begin with all messages of `head`."""
-    if len(head.messages) > len(prompt.messages):
+def same_message(left: WireObject, right: WireObject) -> bool:
+    """Say whether two wire forms are of one message; cheap where they are equal or plainly different."""
+    if left is right or left == right:
+        return True
+    if left.get("role") != right.get("role"):
         return False
-    return all(canonical(a) == canonical(b) for a, b in zip(prompt.messages, head.messages, strict=False))
+    ours, theirs = left.get("content") or "", right.get("content") or ""
+    if isinstance(ours, str) and isinstance(theirs, str) and ours != theirs:
+        return False
+    return canonical(left) == canonical(right)
+
+
+def common_messages(left: Sequence[WireObject], right: Sequence[WireObject]) -> int:
+    """Return how many leading messages the two have in common."""
+    count = 0
+    for ours, theirs in zip(left, right, strict=False):
+        if not same_message(ours, theirs):
+            break
+        count += 1
+    return count
+
+
+def common_text(left: WireObject, right: WireObject) -> int:
+    """Return how many leading characters two messages of one role share; 0 unless both are plain text."""
+    ours, theirs = left.get("content"), right.get("content")
+    if left.get("role") != right.get("role") or not isinstance(ours, str) or not isinstance(theirs, str):
+        return 0
+    return common_prefix_tokens(ours, theirs)
+
+
+def begins_with(prompt: Prompt, head: Prompt, *, is_cut: bool = False) -> bool:
+    """Say whether `prompt` begins with all messages of `head`.
+
+    With `is_cut` the last one of `head` is only the beginning of a message.
+    """
+    whole = head.messages[:-1] if is_cut else head.messages
+    if len(head.messages) > len(prompt.messages) or common_messages(prompt.messages, whole) < len(whole):
+        return False
+    if not is_cut or not head.messages:
+        return True
+    last = head.messages[-1]
+    return common_text(last, prompt.messages[len(whole)]) == len(last["content"])

@@ -10,8 +10,8 @@ def cut_at_block_edge(num_tokens: int, block_size_tokens: int) -> int:
     return num_tokens // block_size_tokens * block_size_tokens
 
 
-def common_prefix_tokens(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many leading tokens the two sequences share."""
+def common_prefix_tokens(left: Sequence[int] | str, right: Sequence[int] | str) -> int:
+    """Return how many leading tokens (of two texts: characters) the two sequences share."""
     limit = min(len(left), len(right))
     if left[:limit] == right[:limit]:
         return limit

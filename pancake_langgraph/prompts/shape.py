@@ -1,75 +1,114 @@
-"""The learned shape of one agent's prompt: literal head, then the messages of the thread's state."""
+"""A shape of a prompt: parts in order, compared with real calls and cut back to what they confirm."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pancake_langgraph._types import Prompt, WireObject
-from pancake_langgraph.prompts.identity import canonical, leading_system_messages
+from pancake_langgraph._types import WireObject
+from pancake_langgraph.prompts.fields import Fields, Hole, WireMemo, text_of
+from pancake_langgraph.prompts.identity import common_messages, common_text
+from pancake_langgraph.prompts.parts import Fixed, Known, Part, Rendering, Slice, Text, chars_of
+
+SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """What is known of the prompt of one agent.
+    """The parts of one agent's prompt, from its first message on; the prompt may go on behind the last one."""
 
-    `head` are the literal messages every call starts with, `tools` its tools in order.  `follows_state` says that the
-    head was followed by exactly the state's messages in every call where the state was seen, `append_only` that within
-    one thread each prompt began with the one before it.  `calls` counts the observations.
+    parts: tuple[Part, ...]
+
+    @property
+    def is_general(self) -> bool:
+        """Whether nothing in it can be one thread's own content: system texts, slices and texts with holes only."""
+        return not any(is_literal(part) for part in self.parts)
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it is the form that most apps have: system messages, then all messages of one field."""
+        *head, last = self.parts or (None,)
+        heads = all(isinstance(p, Text) and p.role in SYSTEM_ROLES and not p.is_cut for p in head)
+        return heads and isinstance(last, Slice) and last.keep.grows and not last.keep.without
+
+    def general_part(self) -> PromptShape:
+        """Return the beginning that could hold for any thread."""
+        for position, part in enumerate(self.parts):
+            if is_literal(part):
+                return PromptShape(self.parts[:position])
+        return self
+
+
+def is_literal(part: Part) -> bool:
+    """Whether a part is a message without any hole that is no system message."""
+    if isinstance(part, Text):
+        return part.role not in SYSTEM_ROLES and not any(isinstance(piece, Hole) for piece in part.pieces)
+    return isinstance(part, Fixed) and part.message.get("role") not in SYSTEM_ROLES
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How far a rendering agrees with a real prompt: whole messages, then characters of the next one.
+
+    `is_whole` says that the whole rendering is a beginning of the prompt; `share` is the agreeing part of the prompt.
     """
 
-    head: tuple[WireObject, ...]
-    tools: tuple[WireObject, ...]
-    follows_state: bool
-    append_only: bool
-    calls: int
-
-    @staticmethod
-    def first(prompt: Prompt, state_messages: Sequence[WireObject] | None) -> PromptShape:
-        """Learn from one call; without state the head is the leading system messages."""
-        head = _head_before(prompt, state_messages)
-        return PromptShape(
-            head=leading_system_messages(prompt.messages) if head is None else head,
-            tools=prompt.tools,
-            follows_state=head is not None,
-            append_only=True,
-            calls=1,
-        )
-
-    def observe(
-        self, prompt: Prompt, state_messages: Sequence[WireObject] | None, previous: Prompt | None
-    ) -> PromptShape:
-        """Return the shape after one more call; `previous` is the agent's last prompt in the same thread."""
-        head = _head_before(prompt, state_messages)
-        follows = self.follows_state and (state_messages is None or (head is not None and _same(head, self.head)))
-        known_head = self.head if head is None or follows else head
-        return replace(
-            self,
-            head=known_head[: _common(known_head, prompt.messages)],
-            tools=prompt.tools,
-            follows_state=follows,
-            append_only=self.append_only
-            and (previous is None or _common(previous.messages, prompt.messages) == len(previous.messages)),
-            calls=self.calls + 1,
-        )
+    messages: int
+    chars: int
+    is_whole: bool
+    share: float
 
 
-def _head_before(prompt: Prompt, state_messages: Sequence[WireObject] | None) -> tuple[WireObject, ...] | None:
-    """Return the messages before the state's, or `None` when the prompt does not end with all of them."""
-    if not state_messages or len(state_messages) > len(prompt.messages):
+def sizes_of(prompt: Sequence[WireObject]) -> list[int]:
+    """Return about how many characters stand before each message of a prompt, and behind the last one."""
+    return list(itertools.accumulate(map(chars_of, prompt), initial=0))
+
+
+def compare(rendering: Rendering, prompt: Sequence[WireObject], sizes: Sequence[int]) -> Match:
+    """Compare a rendering with the messages of a real call, whose sizes are `sizes_of` it."""
+    messages = rendering.messages
+    whole = messages[:-1] if rendering.is_cut else messages
+    count = common_messages(whole, prompt)
+    chars = 0
+    if count < len(messages) and count < len(prompt):
+        chars = common_text(messages[count], prompt[count])
+    agreed = count == len(messages) or (
+        rendering.is_cut and count == len(whole) and chars == len(messages[-1]["content"])
+    )
+    return Match(count, chars, agreed, (sizes[count] + chars) / (sizes[-1] or 1))
+
+
+def cut(shape: PromptShape, match: Match, known: Known, memo: WireMemo) -> PromptShape:
+    """Return the beginning of a shape that a real call has confirmed."""
+    kept: list[Part] = []
+    done = 0
+    for part in shape.parts:
+        size = 1
+        if isinstance(part, Slice):
+            value = known.fields.get(part.field)
+            size = len(part.keep.of(memo.wire(value))) if isinstance(value, list | tuple) else match.messages + 1
+        if done + size <= match.messages:
+            kept.append(part)
+            done += size
+            continue
+        if done == match.messages and (shorter := _shorter(part, match.chars, known.fields)) is not None:
+            kept.append(shorter)
+        break
+    return PromptShape(tuple(kept))
+
+
+def _shorter(part: Part, chars: int, fields: Fields) -> Text | None:
+    """Return the beginning of a text part; `None` when nothing of it is left."""
+    if not isinstance(part, Text):
         return None
-    start = len(prompt.messages) - len(state_messages)
-    return prompt.messages[:start] if _same(prompt.messages[start:], state_messages) else None
-
-
-def _same(left: Sequence[WireObject], right: Sequence[WireObject]) -> bool:
-    return len(left) == len(right) and _common(left, right) == len(left)
-
-
-def _common(left: Sequence[WireObject], right: Sequence[WireObject]) -> int:
-    count = 0
-    for ours, theirs in zip(left, right, strict=False):
-        if canonical(ours) != canonical(theirs):
+    pieces: list[str | Hole] = []
+    for piece in part.pieces:
+        text = piece if isinstance(piece, str) else text_of(fields, piece) or ""
+        if len(text) > chars:
+            if isinstance(piece, str) and chars:
+                pieces.append(piece[:chars])
             break
-        count += 1
-    return count
+        pieces.append(piece)
+        chars -= len(text)
+    return Text(part.role, tuple(pieces), is_cut=True) if pieces else None

@@ -14,6 +14,7 @@ from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
 from pancake_langgraph.engines.base import Engine, Residency
 from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
 from pancake_langgraph.plan import HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
+from pancake_langgraph.prompts.prediction import with_other_ends
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.runtime.expectations import Cause, Expectation
 from pancake_langgraph.runtime.handles import Handle
@@ -231,7 +232,7 @@ class Actor:
                 return
         expectation.rendered = True
         try:
-            token_ids = await self._engine.tokenize(expectation.prompt, add_generation_prompt=False)
+            token_ids = await self._tokens_of(expectation)
         except EngineRejected as exc:  # this prompt cannot be rendered; the engine is well
             logger.debug("a predicted prompt was not tokenized: %s", type(exc).__name__)
             return
@@ -244,6 +245,16 @@ class Actor:
             if shared < len(base):  # the template rewrote what was already read: only the shared part is certain
                 token_ids = token_ids[:shared]
         expectation.set_tokens(token_ids, block)
+
+    async def _tokens_of(self, expectation: Expectation) -> tuple[int, ...]:
+        """Return the tokens of a predicted prompt that are certain."""
+        if not expectation.is_cut:
+            return tuple(await self._engine.tokenize(expectation.prompt, add_generation_prompt=False))
+        one, other = [
+            tuple(await self._engine.tokenize(prompt, add_generation_prompt=False))
+            for prompt in with_other_ends(expectation.prompt)
+        ]
+        return one[: max(common_prefix_tokens(one, other) - 1, 0)]
 
     # -- execution ------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pancake_langgraph._errors import ConfigError, TopologyError
 from pancake_langgraph.config import settings_from_env
+from pancake_langgraph.plan import read_phases
 from pancake_langgraph.runtime.handler import RuntimeHandler
 from pancake_langgraph.runtime.runtime import Runtime
 from pancake_langgraph.topology import read_topology
@@ -38,7 +39,8 @@ def attach(graph: G, *, runtime: Runtime | None = None, **settings: Any) -> G:
     if runtime_of(graph) is not None:
         raise ConfigError("this graph is attached already; close its runtime and attach the original graph again")
     chosen = runtime or Runtime(settings_from_env(**settings))
-    handler = chosen.handler(graph_id=chosen.learn_topology(read_topology(graph)))
+    handler = chosen.handler(graph_id=chosen.learn_topology(read_topology(graph), read_phases(graph)))
+    chosen.learn_prompts(handler.graph_id, graph)
     chosen.listen_to(getattr(graph, "checkpointer", None))
     return graph.with_config(callbacks=[handler])  # added to the graph's own
 

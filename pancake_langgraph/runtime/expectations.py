@@ -10,7 +10,7 @@ from enum import StrEnum
 from uuid import UUID
 
 from pancake_langgraph._types import AgentKey, Prompt, ThreadId, TokenPrefix
-from pancake_langgraph.prompts import begins_with, cut_at_block_edge
+from pancake_langgraph.prompts import Prediction, Source, begins_with, cut_at_block_edge
 from pancake_langgraph.runtime.handles import Handle
 
 #: Parallel workers at one place whose pauses are remembered.
@@ -44,7 +44,9 @@ class Expectation:
     `prefix` is what to hold or warm: whole blocks plus, where one is known, a single token past the edge, so that a
     request that finds every block resident computes one token and not a block.  `edge_tokens` is the block edge.
     `computing` says that the work under way computes and does not only copy; `barred` that the engine refused it;
-    `is_branch` that it is one of several ways the graph may take next.
+    `is_branch` that it is one of several ways the graph may take next.  `source` says where a predicted prompt comes
+    from, `stop` why it ends where it ends, `is_cut` that it ends inside a message; `num_between` nodes that had not
+    started run before the call.  `full_prompt` is what an agent would read that comes back and keeps its history.
     """
 
     place: Place
@@ -69,17 +71,52 @@ class Expectation:
     claimed: bool = False
     barred: bool = False
     is_branch: bool = False
+    source: Source | None = None
+    is_cut: bool = False
+    stop: str = ""
+    num_between: int = 0
+    full_prompt: Prompt | None = None
 
     @property
     def busy(self) -> bool:
         """Whether an action for it is under way."""
         return self.task is not None and not self.task.done()
 
+    def copy(self) -> ExpectedCall:
+        """Return what others may know of it."""
+        return ExpectedCall(
+            self.place.thread_id, self.place.node, self.cause, self.prompt, self.p_next, self.created_at_s
+        )
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Say whether a real prompt begins with the expected one."""
+        return begins_with(prompt, self.prompt, is_cut=self.is_cut)
+
+    def foretell(self, prediction: Prediction) -> None:
+        """Take a newer prediction, which is rendered at the next evaluation."""
+        if (self.prompt, self.is_cut) == (prediction.prompt, prediction.is_cut):
+            return
+        self.prompt, self.is_cut, self.agent = prediction.prompt, prediction.is_cut, prediction.agent
+        self.source, self.stop = prediction.source, prediction.stop
+        self.rendered = False
+
     def set_tokens(self, token_ids: tuple[int, ...], block_size_tokens: int) -> None:
         """Take `token_ids` as the certain beginning of the next prompt."""
         edge = cut_at_block_edge(len(token_ids), block_size_tokens)
         self.edge_tokens = edge
         self.prefix = TokenPrefix(token_ids[: edge + 1], self.cache_salt) if edge else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedCall:
+    """A copy of one expected call, to be read outside the runtime's loop.  `prompt` is its known beginning."""
+
+    thread_id: ThreadId
+    node: str
+    cause: Cause
+    prompt: Prompt
+    p_next: float
+    created_at_s: float
 
 
 class ExpectationTable:
@@ -126,7 +163,7 @@ class ExpectationTable:
         one is taken even when the prompt turned out different: its agent came, and reads something else.
         """
         here = self._at.get(place, [])
-        fitting = [e for e in here if begins_with(prompt, e.prompt)]
+        fitting = [e for e in here if e.fits(prompt)]
         chosen = max(fitting, key=lambda e: len(e.prompt.messages)) if fitting else None
         if chosen is None and len(here) == 1:
             chosen = here[0]

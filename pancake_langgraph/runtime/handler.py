@@ -9,28 +9,47 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
+from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.errors import GraphInterrupt, ParentCommand
+from langgraph.types import Command
 
 from pancake_langgraph._clock import Clock
 from pancake_langgraph._types import Prompt, ThreadId, Usage
 from pancake_langgraph.ledger import SpanKind, SpanStatus
-from pancake_langgraph.runtime.signals import Closed, FirstPiece, Measured, Opened, Requested, Signal, ToolNamed
+from pancake_langgraph.prompts.fields import Fields, fields_of
+from pancake_langgraph.prompts.outlook import updates_of
+from pancake_langgraph.runtime.choices import names_chosen
+from pancake_langgraph.runtime.signals import (
+    Closed,
+    Decided,
+    FieldWritten,
+    FirstPiece,
+    Interrupted,
+    Measured,
+    Opened,
+    Requested,
+    Signal,
+    ToolNamed,
+)
 
 logger = logging.getLogger(__name__)
 
 #: LangGraph tags the callback of a node's task with this prefix; inner sequence steps carry `seq:step:`.
 _NODE_TAG = "graph:step:"
+#: How LangGraph's task path begins where a node gets an input of its own.
+_PUSH = "__pregel_push"
+#: Parts of the path of a task that a `Send` made; a called one has more.
+_SEND_PATH = 3
 _MAX_OPEN_RUNS = 65_536
 
 
-class RuntimeHandler(BaseCallbackHandler):
+class RuntimeHandler(GraphCallbackHandler):
     """Posts signals.  Never raises into the graph."""
 
     run_inline = True  # order matters, and no callback here blocks
@@ -51,12 +70,14 @@ class RuntimeHandler(BaseCallbackHandler):
         `runtime` is kept so that the owner can be found again.
         """
         self._post = post
-        self._graph_id = graph_id
+        self.graph_id = graph_id
         self.runtime = runtime
         self._clock = clock
         self._wire_extras = wire_extras
         self._open: OrderedDict[UUID, str | None] = OrderedDict()
         self._chains: OrderedDict[UUID, None] = OrderedDict()
+        self._nodes: OrderedDict[UUID, str] = OrderedDict()
+        self._steps: OrderedDict[UUID, UUID] = OrderedDict()
 
     # -- graph runs and nodes -------------------------------------------------------------------------------------
 
@@ -79,19 +100,33 @@ class RuntimeHandler(BaseCallbackHandler):
         if len(self._chains) > _MAX_OPEN_RUNS:
             self._chains.popitem(last=False)
         if is_outermost:  # the run that this handler was given for, alone or inside somebody else's chain
-            self._start(run_id, parent_run_id, SpanKind.RUN, name or "run", meta, state_messages=None)
-        elif any(tag.startswith(_NODE_TAG) for tag in tags or ()):
+            is_resumed = inputs is None or isinstance(inputs, Command)
+            self._start(run_id, parent_run_id, SpanKind.RUN, name or "run", meta, is_resumed=is_resumed)
+        elif any(tag.startswith(_NODE_TAG) for tag in tags or ()) or self._is_called(parent_run_id, meta):
+            _remember(self._nodes, run_id, str(meta.get("langgraph_checkpoint_ns") or ""))
             node = str(meta.get("langgraph_node") or name)
-            self._start(run_id, parent_run_id, SpanKind.NODE, node, meta, state_messages=_state_messages(inputs))
+            self._start(run_id, parent_run_id, SpanKind.NODE, node, meta, fields=_seen(fields_of, inputs))
+        elif parent_run_id is not None and parent_run_id in self._nodes:
+            _remember(self._steps, run_id, parent_run_id)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Report the end of a run or node."""
         self._chains.pop(run_id, None)
-        self._end(run_id, SpanStatus.OK)
+        node_id = self._steps.pop(run_id, None) or (run_id if self._nodes.pop(run_id, None) is not None else None)
+        if node_id is not None and (names := names_chosen(outputs)):
+            self._post(Decided(self._clock.now_s(), node_id, names))
+        self._end(run_id, SpanStatus.OK, updates=_seen(updates_of, outputs) or ())
+
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:
+        """Report that a graph stopped and may go on later, which its end does not tell."""
+        if event.run_id is not None:
+            self._post(Interrupted(self._clock.now_s(), event.run_id))
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Report a failed, interrupted or cancelled run or node, or one that hands over to the graph around it."""
         self._chains.pop(run_id, None)
+        self._steps.pop(run_id, None)
+        self._nodes.pop(run_id, None)
         self._end(run_id, _status_of(error))
 
     # -- model calls ----------------------------------------------------------------------------------------------
@@ -109,7 +144,7 @@ class RuntimeHandler(BaseCallbackHandler):
         """Report the start of a model call."""
         meta = metadata or {}
         name = str(meta.get("lc_agent_name") or meta.get("langgraph_node") or "model")
-        self._start(run_id, parent_run_id, SpanKind.CALL, name, meta, state_messages=None)
+        self._start(run_id, parent_run_id, SpanKind.CALL, name, meta)
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Report the first piece of an answer, for models that do not tell it themselves."""
@@ -152,6 +187,10 @@ class RuntimeHandler(BaseCallbackHandler):
         """Report the first tool name in the streamed answer."""
         self._post(ToolNamed(self._clock.now_s(), run_id, tool_name))
 
+    def on_wire_field(self, run_id: UUID, tool: str, field: str, value: str) -> None:
+        """Report a value that the model has completely written."""
+        self._post(FieldWritten(self._clock.now_s(), run_id, tool, field, value))
+
     def on_wire_end(self, run_id: UUID, usage: Usage | None, finish_reason: str | None) -> None:
         """Report the token counts."""
         self._post(Measured(self._clock.now_s(), run_id, usage))
@@ -170,7 +209,7 @@ class RuntimeHandler(BaseCallbackHandler):
     ) -> None:
         """Report the start of a tool."""
         name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
-        self._start(run_id, parent_run_id, SpanKind.TOOL, name, metadata or {}, state_messages=None)
+        self._start(run_id, parent_run_id, SpanKind.TOOL, name, metadata or {})
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Report the end of a tool."""
@@ -190,7 +229,8 @@ class RuntimeHandler(BaseCallbackHandler):
         name: str,
         meta: Mapping[str, Any],
         *,
-        state_messages: tuple[BaseMessage, ...] | None,
+        fields: Fields | None = None,
+        is_resumed: bool = False,
     ) -> None:
         self._open[run_id] = None
         if len(self._open) > _MAX_OPEN_RUNS:
@@ -205,17 +245,45 @@ class RuntimeHandler(BaseCallbackHandler):
                 thread_id=ThreadId("" if meta.get("thread_id") is None else str(meta["thread_id"])),
                 checkpoint_ns=str(meta.get("langgraph_checkpoint_ns") or ""),
                 agent_name=meta.get("lc_agent_name"),
-                graph_id=self._graph_id,
-                state_messages=state_messages,
+                graph_id=self.graph_id,
+                fields=fields,
+                is_pushed=(meta.get("langgraph_path") or ("",))[0] == _PUSH,
+                step=int(meta.get("langgraph_step") or 0),
+                triggers=tuple(meta.get("langgraph_triggers") or ()),
+                is_called=kind is SpanKind.NODE and _is_call(meta.get("langgraph_path")),
+                is_resumed=is_resumed,
             )
         )
 
-    def _end(self, run_id: UUID, status: SpanStatus, answer: AIMessage | None = None) -> None:
+    def _is_called(self, parent_id: UUID | None, meta: Mapping[str, Any]) -> bool:
+        """Whether a chain is a task of the functional API, called by the node that it runs inside."""
+        around = self._nodes.get(parent_id) if parent_id is not None else None
+        own = meta.get("langgraph_checkpoint_ns")
+        return around is not None and around != own and _is_call(meta.get("langgraph_path"))
+
+    def _end(
+        self, run_id: UUID, status: SpanStatus, answer: AIMessage | None = None, updates: tuple[Fields, ...] = ()
+    ) -> None:
         if self._open.pop(run_id, _MISSING) is not _MISSING:
-            self._post(Closed(self._clock.now_s(), run_id, status, answer))
+            self._post(Closed(self._clock.now_s(), run_id, status, answer, updates))
+
+
+_K = TypeVar("_K")
+
+
+def _remember(table: OrderedDict[UUID, _K], run_id: UUID, value: _K) -> None:
+    table[run_id] = value
+    if len(table) > _MAX_OPEN_RUNS:
+        table.popitem(last=False)
+
+
+def _is_call(path: Any) -> bool:
+    """Whether a task's path says that other code called it and waits for what it returns."""
+    return isinstance(path, tuple) and len(path) > _SEND_PATH and path[0] == _PUSH and path[-1] is True
 
 
 _MISSING: Any = object()
+_T = TypeVar("_T")
 
 
 def _status_of(error: BaseException) -> SpanStatus:
@@ -226,12 +294,13 @@ def _status_of(error: BaseException) -> SpanStatus:
     return SpanStatus.ERROR
 
 
-def _state_messages(inputs: Any) -> tuple[BaseMessage, ...] | None:
-    """Return the `messages` of a node's input state, or `None` when there are none to read."""
-    messages = inputs.get("messages") if isinstance(inputs, Mapping) else getattr(inputs, "messages", None)
-    if not isinstance(messages, Sequence) or not messages or not all(isinstance(m, BaseMessage) for m in messages):
+def _seen(read: Callable[[object], _T], value: object) -> _T | None:
+    """Return what a read makes of the application's value; `None` when that value does not let itself be read."""
+    try:
+        return read(value)
+    except Exception as exc:  # noqa: BLE001 - a state of any kind may raise anything; a hint fails open
+        logger.debug("a state could not be read: %s", type(exc).__name__)
         return None
-    return tuple(messages)
 
 
 def _answer(response: LLMResult) -> AIMessage | None:

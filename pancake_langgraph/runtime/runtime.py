@@ -18,10 +18,15 @@ from pancake_langgraph.engines.base import Capabilities, Engine, ReportsEviction
 from pancake_langgraph.engines.registry import create_engine
 from pancake_langgraph.forecast import Forecaster, create_forecaster
 from pancake_langgraph.ledger import Ledger, LedgerStatistics, SpanKind
+from pancake_langgraph.plan import CompiledPlan, GraphPhases, compile_plan, declared_for
+from pancake_langgraph.prompts.agent_code import prompts_of
 from pancake_langgraph.runtime.actor import Actor
 from pancake_langgraph.runtime.background import BackgroundLoop
+from pancake_langgraph.runtime.expectations import ExpectedCall
 from pancake_langgraph.runtime.handler import RuntimeHandler
-from pancake_langgraph.runtime.signals import Routed, Signal
+from pancake_langgraph.runtime.knowledge import Knowledge
+from pancake_langgraph.runtime.phases import PhaseWatch
+from pancake_langgraph.runtime.signals import Opened, Routed, Signal
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.runtime.watcher import Watcher
 from pancake_langgraph.tiers.base import Tier
@@ -45,7 +50,7 @@ class RuntimeStatistics:
 
     `calls` were seen since the start, `open_calls` are under way, `expected_calls` are expected now; `failed_signals`
     counts what could not be taken in or acted on (a bug: please report); `resolved` is what runs (`None` until the
-    engine was probed).
+    engine was probed); `failed_forecast_files` counts stored forecasts that could not be read or written.
     """
 
     calls: int
@@ -54,6 +59,7 @@ class RuntimeStatistics:
     failed_signals: int
     ledger: LedgerStatistics
     resolved: Resolved | None
+    failed_forecast_files: int = 0
 
 
 class Runtime:
@@ -94,6 +100,8 @@ class Runtime:
         self._state = State.build(
             settings, clock=self._clock, ledger=self.ledger, forecaster=forecaster or create_forecaster()
         )
+        self._phases = PhaseWatch(self._state.forecaster)
+        self._knowledge = Knowledge.of(settings.forecast_dir, self._state.forecaster)
         self._background = BackgroundLoop("pancake-runtime")
         self._actor: Actor | None = None
         self._watcher: Watcher | None = None
@@ -111,14 +119,33 @@ class Runtime:
             self.post, clock=self._clock, wire_extras=self.wire_extras, graph_id=graph_id, runtime=self
         )
 
-    def learn_topology(self, topology: Topology) -> str:
-        """Tell the forecast a graph's topology; return the id its handler must carry."""
+    def learn_topology(self, topology: Topology, phases: GraphPhases | None = None) -> str:
+        """Tell the forecast a graph's topology and what is declared; return the id its handler must carry."""
         graph_id = topology.fingerprint
         self._state.forecaster.add_graph(graph_id, topology)
+        self._state.topologies[graph_id] = topology
+        if self._knowledge is not None:
+            self._knowledge.want(graph_id)
+        if phases is not None:
+            self._state.forecaster.declare(graph_id, declared_for(topology, phases))
+            for note in compile_plan(topology, phases).notes:
+                logger.warning("a declared phase is not used: %s", note)
         self._state.handoff_tools[graph_id] = frozenset(
             handoff.tool for node in topology.nodes for handoff in node.handoffs
         )
         return graph_id
+
+    def plan(self, graph: object) -> CompiledPlan:
+        """Return the compiled plan of a graph, with what this runtime has learnt about it so far.
+
+        Raises:
+            TopologyError: if `graph` is not a compiled graph.
+        """
+        return self._phases.plan(graph)
+
+    def learn_prompts(self, graph_id: str, graph: object) -> None:
+        """Read what is known of a graph's prompts before its first call: declared ones, agents of `create_agent`."""
+        self._state.book.declare(graph_id, prompts_of(graph))
 
     def listen_to(self, saver: object) -> None:
         """Take in what a saver tells it stored; ignored where it tells nothing (it needs `subscribe`)."""
@@ -162,7 +189,16 @@ class Runtime:
             failed_signals=state.counters.failed_signals,
             ledger=self.ledger.statistics(),
             resolved=state.resolved,
+            failed_forecast_files=self._knowledge.failures if self._knowledge else 0,
         )
+
+    def expectations(self) -> tuple[ExpectedCall, ...]:
+        """Return which calls are expected, oldest first, after every signal of the caller's thread was taken in.
+
+        Raises:
+            RuntimeClosed: after `close`.
+        """
+        return self._background.run(self._copy_expectations()).result()
 
     def check_integrity(self) -> None:
         """Check that every action is accounted for.
@@ -227,6 +263,9 @@ class Runtime:
             return
         try:
             watcher.receive(signal)
+            if self._knowledge is not None and isinstance(signal, Opened):
+                self._knowledge.touch(signal.graph_id)
+            self._phases.receive(signal)
         except Exception:  # hints fail open; counted
             level = self._state.count_bug()
             logger.log(level, "a %s signal could not be taken in", type(signal).__name__, exc_info=True)
@@ -239,6 +278,8 @@ class Runtime:
         self._spawn(self._actor.serve())
         self._spawn(self._keep_probing())
         self._spawn(self._keep_house())
+        if self._knowledge is not None:
+            self._spawn(self._knowledge.keep())
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -252,6 +293,8 @@ class Runtime:
     async def _start_and_probe(self) -> Resolved:
         if self._watcher is None:
             self._compose()
+        if self._knowledge is not None:
+            await self._knowledge.load()
         return await self._probed_once()
 
     async def _probe(self) -> Resolved:
@@ -310,6 +353,9 @@ class Runtime:
             if self._actor is not None:
                 self._actor.poke()
 
+    async def _copy_expectations(self) -> tuple[ExpectedCall, ...]:
+        return tuple(expectation.copy() for expectation in self._state.expectations)
+
     async def _is_idle(self) -> bool:
         return self._actor is None or self._actor.idle
 
@@ -324,6 +370,8 @@ class Runtime:
             await self._actor.stop()
         for task in tuple(self._tasks):
             task.cancel()
+        if self._knowledge is not None:
+            await self._knowledge.save()
         try:
             await self._engine.close()
         finally:

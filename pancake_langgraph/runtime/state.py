@@ -16,6 +16,7 @@ from pancake_langgraph.runtime.breaker import Breaker
 from pancake_langgraph.runtime.expectations import Expectation, ExpectationTable, Place
 from pancake_langgraph.runtime.handles import HandleTable
 from pancake_langgraph.runtime.spans import SpanBook
+from pancake_langgraph.topology import Topology
 
 #: Characters per token assumed until the engine has told the real count; only room is estimated with it.
 CHARS_PER_TOKEN = 4
@@ -77,6 +78,7 @@ class State:
     engine_breaker: Breaker
     resolved: Resolved | None = None
     handoff_tools: dict[str, frozenset[str]] = field(default_factory=dict)
+    topologies: dict[str, Topology] = field(default_factory=dict)
     calls: dict[UUID, Call] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
 

@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
 
-from pancake_langgraph._types import Candidate, NodeId, Outcome, Prompt, ThreadId, WireObject
+from pancake_langgraph._types import Candidate, NodeId, Outcome, ThreadId
+from pancake_langgraph.forecast import Clue
 from pancake_langgraph.ledger import SpanKind, SpanStatus
-from pancake_langgraph.prompts import agent_key, begins_with, strip_task_ids
+from pancake_langgraph.prompts import agent_key, strip_task_ids
 from pancake_langgraph.prompts.identity import parent_namespace
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.prompts.wire_form import wire_form
 from pancake_langgraph.runtime.actor import Actor
+from pancake_langgraph.runtime.choices import clues_in
 from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
-from pancake_langgraph.runtime.signals import Closed, FirstPiece, Measured, Opened, Requested, Routed, Signal, ToolNamed
+from pancake_langgraph.runtime.prompting import PromptWatch
+from pancake_langgraph.runtime.signals import (
+    Closed,
+    Decided,
+    FieldWritten,
+    FirstPiece,
+    Interrupted,
+    Measured,
+    Opened,
+    Requested,
+    Routed,
+    Signal,
+    ToolNamed,
+)
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import DEFAULT_MAX_OUTPUT_TOKENS, Call, State, estimated_tokens
+from pancake_langgraph.runtime.trails import UNREAD, Situation, Trails
 
 #: `Place.around` of a predicted call whose task ids are not known yet.
 ANYWHERE = "*"
-CONTEXT_NODES = 4
 #: A successor less probable than this is one branch of several.
 CERTAIN = 0.999
-START = NodeId("__start__")
-END = NodeId("__end__")
-
-
-@dataclass(slots=True)
-class Trail:
-    """Where one run has been: the leaf node that ended last, when it had started, and the nodes before it.
-
-    `is_cut` says that a node was interrupted: the end of the run is then not the end of the graph.
-    """
-
-    last: NodeId = START
-    started_at_s: float = 0.0
-    context: tuple[NodeId, ...] = ()
-    composites: set[str] = field(default_factory=set)
-    is_cut: bool = False
-
-    def step(self, node: NodeId, started_at_s: float) -> None:
-        """Move on to `node`."""
-        self.context = (*self.context, self.last)[-CONTEXT_NODES:]
-        self.last, self.started_at_s = node, started_at_s
 
 
 class Watcher:
@@ -55,7 +48,8 @@ class Watcher:
         """Report to `actor` what has to be acted on."""
         self._state = state
         self._actor = actor
-        self._trails: OrderedDict[UUID, Trail] = OrderedDict()
+        self._prompts = PromptWatch(state)
+        self._trails = Trails(state.forecaster, state.topologies, max_runs=state.settings.max_contexts)
 
     def receive(self, signal: Signal) -> None:
         """Take in one signal."""
@@ -67,6 +61,12 @@ class Watcher:
             self._first_piece(signal)
         elif isinstance(signal, ToolNamed):
             self._tool_named(signal)
+        elif isinstance(signal, FieldWritten):
+            self._written(signal.run_id, (Clue(signal.tool, signal.field, signal.value),))
+        elif isinstance(signal, Decided):
+            self._decided(signal)
+        elif isinstance(signal, Interrupted):
+            self._trails.run_cut(signal.run_id)
         elif isinstance(signal, Measured):
             self._measured(signal)
         elif isinstance(signal, Routed):
@@ -83,27 +83,31 @@ class Watcher:
         if signal.kind is SpanKind.NODE:
             self._node_started(signal, span)
         elif signal.kind is SpanKind.TOOL:
+            self._trails.tool_started(span.root_id, signal.checkpoint_ns, signal.name)
             self._tool_started(signal)
+        elif signal.kind is SpanKind.RUN and span.root_id == signal.run_id:
+            self._trails.run_started(signal)
 
     def _node_started(self, signal: Opened, span: OpenSpan) -> None:
         node = NodeId(strip_task_ids(signal.checkpoint_ns) or signal.name)
         around = parent_namespace(signal.checkpoint_ns)
-        trail = self._trail_of(span)
-        if around:
-            trail.composites.add(around)
-        graph_id = _graph_id(signal)
-        self._state.forecaster.observe_transition(
-            graph_id,
-            trail.last,
-            node,
-            elapsed_s=signal.at_s - (trail.started_at_s or signal.at_s),
-            context=trail.context,
-        )
-        thread_id = _thread_of(signal, span)
+        situation = self._trails.node_started(signal, span.root_id)
         self._drop_dead_branches(node, around, span)
-        messages = wire_form(signal.state_messages) if signal.state_messages else None
-        for candidate in self._state.forecaster.candidates(graph_id, node, context=(*trail.context, trail.last)):
-            self._expect_successor(candidate, thread_id, around, span, messages)
+        self._prompts.node_started(signal, span)
+        self._forecast(situation, _graph_id(signal), _thread_of(signal, span), around, span)
+
+    def _forecast(self, situation: Situation, graph_id: str, thread_id: ThreadId, around: str, span: OpenSpan) -> None:
+        """Expect what most likely follows a node, from all that is known about it now."""
+        found = self._state.forecaster.candidates(
+            graph_id,
+            situation.node,
+            first_tool_name=situation.tool,
+            context=situation.context,
+            clues=situation.clues,
+            running=situation.running,
+        )
+        for candidate in found:
+            self._expect_successor(candidate, thread_id, around, span, since_s=situation.started_at_s)
         self._actor.poke()
 
     def _drop_dead_branches(self, node: NodeId, around: str, span: OpenSpan) -> None:
@@ -115,21 +119,13 @@ class Watcher:
             if place.node != node and not place.node.startswith(f"{node}|"):
                 self._actor.drop(expectation, "another branch was taken")
 
-    def _trail_of(self, span: OpenSpan) -> Trail:
-        trail = self._trails.get(span.root_id)
-        if trail is None:
-            trail = self._trails[span.root_id] = Trail()
-            while len(self._trails) > self._state.settings.max_contexts:
-                self._trails.popitem(last=False)
-        return trail
-
     def _expect_successor(
         self,
         candidate: Candidate,
         thread_id: ThreadId,
         around: str,
         span: OpenSpan,
-        messages: tuple[WireObject, ...] | None,
+        since_s: float | None = None,
     ) -> None:
         node = candidate.node
         if candidate.p_next < self._state.settings.p_warm_min:
@@ -141,10 +137,12 @@ class Watcher:
             for expectation in already:
                 expectation.p_next = max(expectation.p_next, candidate.p_next)
                 expectation.is_branch = expectation.is_branch and candidate.p_next < CERTAIN
+                expectation.num_between = candidate.steps - 1
+                self._prompts.refresh(expectation, around, span.opened.graph_id)
             return
         if any(call.place.node == node for call in self._calls_of(thread_id)):
             return
-        prediction = self._state.book.predict(node, thread_id, messages)
+        prediction = self._prompts.predict(candidate, thread_id, around, span)
         if prediction is None:
             return
         now_s = self._state.clock.now_s()
@@ -158,8 +156,12 @@ class Watcher:
                 cache_salt=self._state.book.salt(prediction.agent),
                 p_next=candidate.p_next,
                 created_at_s=now_s,
-                eta_at_s=None if candidate.eta_s is None else now_s + candidate.eta_s,
+                eta_at_s=None if candidate.eta_s is None else (since_s or now_s) + candidate.eta_s,
                 is_branch=candidate.steps == 1 and candidate.p_next < CERTAIN,
+                source=prediction.source,
+                is_cut=prediction.is_cut,
+                stop=prediction.stop,
+                num_between=candidate.steps - 1,
             )
         )
 
@@ -185,7 +187,7 @@ class Watcher:
         for name in signal.nodes:
             node = NodeId(f"{level}|{name}" if level else name)
             certain = Candidate(node=node, p_next=1.0, steps=1, eta_s=None, reason="stored by the saver")
-            self._expect_successor(certain, signal.thread_id, signal.checkpoint_ns, span, None)
+            self._expect_successor(certain, signal.thread_id, signal.checkpoint_ns, span)
         self._actor.poke()
 
     # -- model calls ----------------------------------------------------------------------------------------------
@@ -202,15 +204,8 @@ class Watcher:
         claim = expected.claim(place, signal.prompt) or expected.claim(
             Place(thread_id, ANYWHERE, agent.namespace), signal.prompt
         )
-        node_span = self._state.spans.node_at(thread_id, opened.checkpoint_ns)
-        state_messages = node_span.opened.state_messages if node_span else None
-        self._state.book.observe(
-            agent,
-            thread_id,
-            signal.prompt,
-            wire_form(state_messages) if state_messages else None,
-            cache_salt=signal.cache_salt,
-        )
+        self._prompts.learn(agent, thread_id, signal, opened, claim)
+        self._trails.call_started(span.root_id, opened.checkpoint_ns)
         if claim is not None:
             claim.claimed = True
         self._state.calls[signal.run_id] = Call(
@@ -243,14 +238,26 @@ class Watcher:
     def _tool_named(self, signal: ToolNamed) -> None:
         """The first streamed tool name: a handoff tells the next agent before the answer is complete."""
         self._state.spans.mark(signal)
-        call = self._state.calls.get(signal.run_id)
-        span = self._state.spans.get(signal.run_id)
+        self._written(signal.run_id, (Clue(signal.tool_name),))
+
+    def _written(self, call_id: UUID, clues: Iterable[Clue]) -> None:
+        """A call has written something that may tell where its node leads."""
+        call = self._state.calls.get(call_id)
+        span = self._state.spans.get(call_id)
         if call is None or span is None:
             return
-        node = NodeId(call.place.node)
-        for candidate in self._state.forecaster.candidates(call.graph_id, node, first_tool_name=signal.tool_name):
-            self._expect_successor(candidate, call.place.thread_id, call.place.around, span, None)
-        self._actor.poke()
+        namespace = span.opened.checkpoint_ns
+        new = self._trails.call_wrote(span.root_id, namespace, clues)
+        situation = self._trails.situation(span.root_id, namespace) if new else None
+        if situation is not None and any(
+            self._state.forecaster.tells(call.graph_id, situation.node, clue) for clue in new
+        ):
+            self._forecast(situation, call.graph_id, call.place.thread_id, call.place.around, span)
+
+    def _decided(self, signal: Decided) -> None:
+        span = self._state.spans.get(signal.run_id)
+        if span is not None:
+            self._trails.decided(signal, span.opened, span.root_id)
 
     def _measured(self, signal: Measured) -> None:
         self._state.spans.measure(signal)
@@ -266,6 +273,8 @@ class Watcher:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def _closed(self, signal: Closed) -> None:
+        if signal.answer is not None and signal.answer.tool_calls:
+            self._written(signal.run_id, clues_in(signal.answer.tool_calls))
         span = self._state.spans.close(signal)
         if span is None:
             return
@@ -282,27 +291,15 @@ class Watcher:
         self._actor.poke()
 
     def _node_ended(self, signal: Closed, span: OpenSpan) -> None:
-        opened = span.opened
-        trail = self._trail_of(span)
-        if signal.status is SpanStatus.CANCELLED:  # an interrupt: the node will run again, and no route was taken
-            trail.is_cut = True
-            return
-        if opened.checkpoint_ns in trail.composites:
-            trail.composites.discard(opened.checkpoint_ns)  # a sub-graph: its last inner node stands for it
-            return
-        trail.step(NodeId(strip_task_ids(opened.checkpoint_ns) or opened.name), opened.at_s)
+        self._prompts.node_ended(span, signal, finished=signal.status is SpanStatus.OK)
+        for waiting in self._prompts.waiting(span.root_id, parent_namespace(span.opened.checkpoint_ns)):
+            self._expect_successor(*waiting)
+        self._trails.node_ended(span.opened, signal, span.root_id)
 
     def _run_ended(self, signal: Closed, span: OpenSpan) -> None:
         """A run that ended needs nothing any more: a fact, and the cheapest one there is."""
-        trail = self._trails.pop(span.root_id, None)
-        if trail is not None and signal.status is SpanStatus.OK and not trail.is_cut:
-            self._state.forecaster.observe_transition(
-                _graph_id(span.opened),
-                trail.last,
-                END,
-                elapsed_s=signal.at_s - (trail.started_at_s or signal.at_s),
-                context=trail.context,
-            )
+        self._prompts.run_ended(span.root_id)
+        self._trails.run_ended(span.opened, signal)
         for expectation in self._state.expectations:
             if expectation.run_id == span.root_id:
                 self._actor.drop(expectation, "run ended")
@@ -316,6 +313,7 @@ class Watcher:
         if call is None:
             return
         if call.claim is not None:
+            self._prompts.judge_tokens(call)
             outcome, reason = judge(call)
             self._actor.settle_claim(call.claim, outcome, reason)
         answer = signal.answer
@@ -325,21 +323,23 @@ class Watcher:
 
     def _expect_resume(self, call: Call, answer: AIMessage) -> None:
         """The agent asked for a tool: it is certain to read all this again, and then the result."""
-        wire = wire_form([answer])
-        if wire is None or answer.tool_calls[0]["name"] in self._state.handoff_tools.get(call.graph_id, ()):
+        found = self._prompts.resume_prompt(call, answer)
+        if found is None or answer.tool_calls[0]["name"] in self._state.handoff_tools.get(call.graph_id, ()):
             return
+        prompt, full = found
         self._expect(
             Expectation(
                 place=call.place,
                 agent=call.agent,
                 cause=Cause.RESUME,
                 run_id=call.root_id,
-                prompt=Prompt((*call.prompt.messages, *wire), call.prompt.tools),
+                prompt=prompt,
+                full_prompt=full,
                 cache_salt=call.cache_salt,
                 p_next=1.0,
                 created_at_s=self._state.clock.now_s(),
                 eta_at_s=self._pause_eta(call, answer),
-                base_ids=call.token_ids,
+                base_ids=call.token_ids if len(prompt.messages) >= len(call.prompt.messages) else None,
                 restorable=self._state.settings.tier_url is not None,
             )
         )
@@ -367,7 +367,7 @@ def judge(call: Call) -> tuple[Outcome, str]:
         shared = common_prefix_tokens(claim.prefix.token_ids[: claim.edge_tokens], call.token_ids)
         if shared < claim.edge_tokens:
             return Outcome.WASTED, f"the prompt differs at token {shared} of {claim.edge_tokens}"
-    elif not begins_with(call.prompt, claim.prompt):
+    elif not claim.fits(call.prompt):
         return Outcome.WASTED, "the prompt differs from the predicted one"
     if call.usage is None:
         return Outcome.WASTED, "the call ended without token counts"
@@ -378,7 +378,7 @@ def judge(call: Call) -> tuple[Outcome, str]:
 
 
 def _graph_id(signal: Opened) -> str:
-    return signal.graph_id or "unread"
+    return signal.graph_id or UNREAD
 
 
 def _thread_of(signal: Opened, span: OpenSpan) -> ThreadId:

@@ -10,25 +10,52 @@ from __future__ import annotations
 import functools
 import logging
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from pancake_langgraph.topology.parts import NodeKind
+from pancake_langgraph.topology._code import CodeFacts, is_straight, mentioned_values
+from pancake_langgraph.topology._walk import declares, outer_function, safe_getattr, task_type, walk
+from pancake_langgraph.topology.parts import CallKind, NodeKind
+
+__all__ = [
+    "HANDOFF_KEY",
+    "Hints",
+    "Inner",
+    "JumpTraits",
+    "always_routes",
+    "calls_of",
+    "guarded",
+    "hints_of",
+    "inner_of",
+    "interrupts",
+    "jump_traits",
+    "node_kind",
+    "safe_getattr",
+    "tools_of",
+    "walk",
+]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 HANDOFF_KEY = "__handoff_destination"
 
-_MAX_OBJECTS = 400
-_MAX_DEPTH = 6
-_MAX_ITEMS = 32
-_ATOMS = (str, bytes, int, float, bool, type(None))
-# Fields under which runnables and tools keep what they wrap.
-_WRAPPED = ("func", "afunc", "bound", "runnable", "coroutine", "first", "middle", "last", "steps", "steps__")
-# Nodes and tools made by these libraries declare their jumps; their internals mention `Command` for other reasons.
-_DECLARING = ("langchain.", "langchain_core.", "langgraph.", "langgraph_supervisor.", "langgraph_swarm.")
+# The model nodes of these agents never jump by themselves.
+_NEVER_JUMPING = ("langchain.agents.factory", "langgraph.prebuilt.chat_agent_executor")
+_MAX_INNER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """What the code of a node runs itself: `graphs`, and `tasks` in the order in which the code names them.
+
+    `always` says that the node does nothing but run its one graph, so that the graph stands for the node.
+    """
+
+    graphs: tuple[Any, ...] = ()
+    tasks: tuple[Any, ...] = ()
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +66,18 @@ class JumpTraits:
     leaves_graph: bool = False
     sends: bool = False
     names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """All looks into one runnable."""
+
+    kind: NodeKind
+    calls: tuple[CallKind, ...]
+    tools: Mapping[str, str | None]
+    traits: JumpTraits
+    inner: Inner
+    interrupts: bool
 
 
 def guarded(read: Callable[[object], _T], *, on_failure: _T) -> Callable[[object], _T]:
@@ -100,12 +139,15 @@ def _jump_traits(runnable: object) -> JumpTraits:
             leaves_graph=any(part.leaves_graph for part in parts),
             names=frozenset[str]().union(*(part.names for part in parts)),
         )
+    outer = outer_function(runnable)
+    if outer is not None and (outer.__module__ or "").startswith(_NEVER_JUMPING):
+        return JumpTraits()  # it holds the tools that it offers to the model, but does not run them
     jumps = leaves_graph = sends = False
     names: set[str] = set()
     for function in walk(runnable):
-        if type(function) is not types.FunctionType or _declares(function):
+        if type(function) is not types.FunctionType or declares(function):
             continue
-        code = _CodeFacts.of(function)
+        code = CodeFacts.of(function)
         names |= code.strings
         sends = sends or code.mentions("Send", Send)
         # `Command(update=...)` alone does not move; a bare `Command` handed around might.
@@ -115,125 +157,112 @@ def _jump_traits(runnable: object) -> JumpTraits:
     return JumpTraits(jumps, leaves_graph, sends, frozenset(names))
 
 
-def walk(root: object) -> Iterator[object]:
-    """Yield objects behind a runnable, nearest first, without entering sub-graphs, modules or models."""
+def _calls_of(runnable: object) -> frozenset[CallKind]:
+    """Say what a node may call.  What a library's function holds on to is not called, except for its model."""
     from langchain_core.language_models import BaseLanguageModel
     from langchain_core.retrievers import BaseRetriever
+    from langchain_core.tools import BaseTool
     from langgraph.pregel.protocol import PregelProtocol
 
-    opaque = (PregelProtocol, BaseLanguageModel, BaseRetriever, type, types.ModuleType)
-    seen: set[int] = set()
-    level: list[object] = [root]
-    for _ in range(_MAX_DEPTH):
-        following: list[object] = []
-        for item in level:
-            if id(item) in seen or type(item) in _ATOMS:
-                continue
-            if len(seen) >= _MAX_OBJECTS:
-                return
-            seen.add(id(item))
-            yield item
-            if not issubclass(type(item), opaque):
-                following.extend(_children(item))
-        level = following
-
-
-def safe_getattr(item: object, name: str) -> Any:
-    """Return an attribute, or `None` when it is missing or its property raises."""
-    try:
-        return getattr(item, name, None)
-    except Exception:  # noqa: BLE001 - a property of a foreign object may raise anything; a hint fails open
-        return None
-
-
-def _children(item: object) -> Iterator[object]:
-    if type(item) is types.FunctionType:
-        yield from _referenced(item)
-    elif type(item) is types.MethodType:
-        yield from (item.__func__, item.__self__)
-    elif issubclass(type(item), functools.partial):
-        partial = cast("functools.partial[object]", item)
-        yield from (partial.func, *partial.args[:_MAX_ITEMS], *list(partial.keywords.values())[:_MAX_ITEMS])
-    elif type(item) is dict:  # exact types only: iterating a foreign container may run anything
-        yield from list(item.values())[:_MAX_ITEMS]
-    elif type(item) in (list, tuple, set, frozenset):
-        yield from list(cast("Iterable[object]", item))[:_MAX_ITEMS]
-    else:
-        yield from _fields(item)
-
-
-def _fields(item: object) -> Iterator[object]:
-    """Yield what a runnable wraps, and the fields of a callable object of the user's."""
-    stored = _stored(item)
-    yield from (stored[name] for name in _WRAPPED if name in stored)
-    call = safe_getattr(type(item), "__call__")
-    if issubclass(type(call), types.FunctionType) and not _declares(call):
-        yield call
-        yield from list(stored.values())[:_MAX_ITEMS]
-
-
-def _stored(item: object) -> dict[str, object]:
-    """Return the instance dictionary without running any property or `__getattr__` (lazy proxies, remote objects)."""
-    try:
-        stored = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return {}
-    return stored if type(stored) is dict else {}
-
-
-def _referenced(function: types.FunctionType) -> Iterator[object]:
-    """Yield what a function closes over and the globals that it names."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # an empty cell: the variable is not assigned yet
+    tools = safe_getattr(runnable, "tools_by_name")
+    if isinstance(tools, Mapping):
+        return frozenset[CallKind](("tools",)).union(*(_calls_of(tool) for tool in tools.values()))
+    if issubclass(type(runnable), PregelProtocol):
+        return frozenset[CallKind](("graph",))
+    outer = outer_function(runnable)
+    holds = outer is not None and (outer.__module__ or "").startswith(_NEVER_JUMPING)
+    found: set[CallKind] = set()
+    for item in walk(runnable):
+        if issubclass(type(item), BaseLanguageModel):
+            found.add("model")
+        elif holds or item is runnable:
             continue
-    if _declares(function):
-        return  # a library's globals say nothing about this node
-    for name in _CodeFacts.of(function).names:
-        if name in function.__globals__:
-            yield function.__globals__[name]
+        elif issubclass(type(item), BaseRetriever):
+            found.add("retriever")
+        elif issubclass(type(item), PregelProtocol):
+            found.add("graph")
+        elif _is_tool(item, BaseTool):
+            found.add("tools")
+    return frozenset(found)
 
 
-def _declares(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").startswith(_DECLARING)
+def _is_tool(item: object, tool: type) -> bool:
+    return issubclass(type(item), tool) or isinstance(_tool_names(item), Mapping)
 
 
-@dataclass(frozen=True, slots=True)
-class _CodeFacts:
-    """Names and string constants of a function and of the functions written inside it."""
+def _tool_names(item: object) -> object:
+    return safe_getattr(item, "tools_by_name") if hasattr(type(item), "tools_by_name") else None
 
-    names: frozenset[str]
-    strings: frozenset[str]
-    values: Mapping[str, object]
 
-    @staticmethod
-    def of(function: types.FunctionType) -> _CodeFacts:
-        names: set[str] = set()
-        strings: set[str] = set()
-        stack: list[object] = [function.__code__]
-        while stack:
-            constant = stack.pop()
-            if isinstance(constant, types.CodeType):
-                names.update(constant.co_names)
-                stack.extend(constant.co_consts)
-            elif isinstance(constant, str):
-                strings.add(constant)
-            elif isinstance(constant, tuple | frozenset):
-                stack.extend(constant)
-        values = function.__globals__
-        strings.update(text for name in names if isinstance(text := values.get(name), str))  # `END` and the like
-        return _CodeFacts(frozenset(names), frozenset(strings), values)
+def _inner_of(runnable: object) -> Inner:
+    """Find the graphs and tasks that a node's code can run, by the objects that it refers to."""
+    from langgraph.pregel.protocol import PregelProtocol
 
-    def mentions(self, name: str, value: object) -> bool:
-        """Whether the code names `value`, by its usual name or under an alias."""
-        return name in self.names or any(self.values.get(other) is value for other in self.names)
+    if issubclass(type(runnable), PregelProtocol):
+        return Inner((runnable,), always=True)
+    task = task_type()
+    graphs: dict[int, Any] = {}
+    tasks: dict[int, Any] = {}
+    for item in _with_tools(runnable):
+        if issubclass(type(item), PregelProtocol):
+            graphs.setdefault(id(item), item)
+        elif issubclass(type(item), task):
+            tasks.setdefault(id(item), item)
+    outer = outer_function(runnable)
+    order = {id(value): at for at, value in enumerate(mentioned_values(outer))} if outer is not None and tasks else {}
+    by_order = sorted(tasks.values(), key=lambda each: order.get(id(each), len(order)))
+    always = len(graphs) == 1 and not tasks and (outer is None or declares(outer) or is_straight(outer))
+    always = always and not isinstance(safe_getattr(runnable, "tools_by_name"), Mapping)
+    return Inner(tuple(graphs.values())[:_MAX_INNER], tuple(by_order)[:_MAX_INNER], always)
+
+
+def _with_tools(runnable: object) -> Iterator[object]:
+    tools = safe_getattr(runnable, "tools_by_name")
+    if isinstance(tools, Mapping):
+        for tool in tools.values():
+            yield from walk(tool)
+        return
+    outer = outer_function(runnable)
+    if outer is None or not (outer.__module__ or "").startswith(_NEVER_JUMPING):
+        yield from walk(runnable)
+
+
+def _always_routes(path: object) -> bool:
+    """Whether a conditional edge always names a target: those of agents do; one of the user's may return none."""
+    outer = outer_function(path)
+    return outer is not None and (outer.__module__ or "").startswith("langchain.agents.")
+
+
+def _interrupts(runnable: object) -> bool:
+    """Whether the code of a node names LangGraph's `interrupt`."""
+    from langgraph.types import interrupt
+
+    return any(
+        type(function) is types.FunctionType and CodeFacts.of(function).mentions("", interrupt)
+        for function in _with_tools(runnable)
+    )
 
 
 _UNKNOWN: NodeKind = "unknown"
 _NO_TOOLS: dict[str, str | None] = {}
 
 node_kind = guarded(_node_kind, on_failure=_UNKNOWN)
+always_routes = guarded(_always_routes, on_failure=False)
+calls_of = guarded(_calls_of, on_failure=frozenset[CallKind]())
+inner_of = guarded(_inner_of, on_failure=Inner())
+interrupts = guarded(_interrupts, on_failure=False)
 tools_of = guarded(_tools_of, on_failure=_NO_TOOLS)
 # What could not be looked at may jump anywhere.
 jump_traits = guarded(_jump_traits, on_failure=JumpTraits(jumps=True))
+
+
+def hints_of(runnable: object) -> Hints:
+    """Look once at everything.  Never raises."""
+    return Hints(
+        node_kind(runnable),
+        tuple(sorted(calls_of(runnable))),
+        tools_of(runnable),
+        jump_traits(runnable),
+        inner_of(runnable),
+        interrupts(runnable),
+    )

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pancake_langgraph._types import NodeId
-from pancake_langgraph.topology import leaves
+from pancake_langgraph.topology import leaves, paths
 from pancake_langgraph.topology.parts import END, START, Edge, EdgeKind, Handoff, NodeInfo, NodeKind
 
 __all__ = ["END", "START", "Edge", "EdgeKind", "Handoff", "NodeInfo", "NodeKind", "Topology"]
@@ -37,6 +37,7 @@ class Topology:
     _outgoing: dict[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
     _hops: leaves.Hops = field(init=False, repr=False, compare=False)
     _depths: dict[str, int] = field(init=False, repr=False, compare=False)
+    _to_end: dict[NodeId, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Build the look-up tables once."""
@@ -47,6 +48,8 @@ class Topology:
         object.__setattr__(self, "_outgoing", {source: tuple(edges) for source, edges in outgoing.items()})
         object.__setattr__(self, "_hops", leaves.flatten(self.nodes, self._outgoing, self.unknown_sources))
         object.__setattr__(self, "_depths", self._breadth_first(START))
+        to_end = paths.steps_to_all_ends(self._hops.outgoing, self.steps_between, END)
+        object.__setattr__(self, "_to_end", to_end)
 
     @property
     def entry(self) -> tuple[NodeId, ...]:
@@ -107,28 +110,41 @@ class Topology:
         return max(1, slowest - self._depths[hop.source] + 1)
 
     def steps_to(self, target: str) -> dict[NodeId, int]:
-        """Return for every node that can reach `target` the least number of steps to it.  Costs O(nodes + hops)."""
-        incoming: dict[str, list[str]] = {}
-        for source, hops in self._hops.outgoing.items():
-            for hop in hops:
-                incoming.setdefault(hop.target, []).append(source)
-        distances = {NodeId(target): 0}
-        queue = deque([NodeId(target)])
-        while queue:
-            here = queue.popleft()
-            for source in incoming.get(here, ()):
-                if source not in distances:
-                    distances[NodeId(source)] = distances[here] + 1
-                    queue.append(NodeId(source))
-        return distances
+        """Return for every node that can reach `target` the least number of steps to it, waits at joins included.
+
+        Guesses are no way.  For `END` this is the end of the whole run: of all branches that a node's fixed exits
+        start.  Costs O(hops x log hops).
+        """
+        if target == END:
+            return dict(self._to_end)
+        return paths.least_steps(self._hops.outgoing, self.steps_between, target)
 
     def steps_to_end(self, node_id: str) -> int | None:
         """Return the least number of steps from a node to the end of the run; `None` when no declared way exists."""
-        return self.steps_to(END).get(NodeId(node_id))
+        return self._to_end.get(NodeId(node_id))
+
+    @property
+    def loops(self) -> tuple[frozenset[NodeId], ...]:
+        """The largest sets of nodes that can all come round to each other on declared ways, in a stable order."""
+        return paths.loops_of(self._hops.outgoing)
 
     def reachable(self, source: str) -> frozenset[NodeId]:
-        """Return the nodes that declared hops lead to from `source`, itself included."""
+        """Return the nodes that hops, guesses among them, lead to from `source`, itself included."""
         return frozenset(NodeId(node_id) for node_id in self._breadth_first(source))
+
+    def leading_to(self, target: str) -> frozenset[NodeId]:
+        """Return the nodes from which hops, guesses among them, lead to `target`, itself included."""
+        sources: dict[str, list[NodeId]] = {}
+        for source, found in self._hops.outgoing.items():
+            for hop in found:
+                sources.setdefault(hop.target, []).append(NodeId(source))
+        seen, stack = {NodeId(target)}, [target]
+        while stack:
+            for source in sources.get(stack.pop(), ()):
+                if source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return frozenset(seen)
 
     def _breadth_first(self, source: str) -> dict[str, int]:
         depths = {source: 0}

@@ -9,6 +9,7 @@ from pancake_langgraph._types import NodeId
 from pancake_langgraph.topology.parts import END, START, Edge, NodeInfo
 
 _JUMPS = ("command", "handoff")
+_PARENT_KINDS = ("handoff", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ def _parent_jumps(
         jumpers = jumpers or [n for n in inside if any(e.target == inner_end for e in outgoing.get(n, ()))]
         for name in jumpers:
             jumps.setdefault(name, []).extend(replace(edge, source=name, group="jump") for edge in declared)
+        # A jump to the parent ends the sub-graph early, and what always follows the sub-graph runs beside its target.
+        fixed = [edge for edge in outgoing.get(container, ()) if edge.is_certain and not edge.target.endswith(END)]
+        for name in inside if fixed else ():
+            if any(edge.kind in _PARENT_KINDS and _level(edge.target) != container for edge in outgoing.get(name, ())):
+                jumps.setdefault(name, []).extend(replace(edge, source=name, group="jump") for edge in fixed)
     return jumps
 
 
@@ -76,8 +82,9 @@ def _barriers(nodes: Sequence[NodeInfo], hops: Mapping[str, tuple[Edge, ...]]) -
                 barriers.setdefault(edge.target, []).append(source)
     deferred = [node.id for node in nodes if node.deferred]
     for target in deferred:
-        downstream = _reach(target, hops)
-        barriers[target] = [node.id for node in nodes if node.id not in downstream and node.id not in deferred]
+        downstream, level = _reach(target, hops), _level(target)
+        inside = [node.id for node in nodes if not level or node.id.startswith(f"{level}|")]
+        barriers[target] = [node for node in inside if node not in downstream and node not in deferred]
     return {target: tuple(sources) for target, sources in barriers.items()}
 
 
@@ -130,7 +137,7 @@ class _Walk:
         if target == END or not target.endswith(f"|{END}"):
             return None
         container = _level(target)
-        edges = [edge for edge in self._outgoing.get(container, ()) if edge.kind not in _JUMPS]
+        edges = [e for e in self._outgoing.get(container, ()) if e.kind not in _JUMPS and not e.is_call]
         return edges or [self._implicit_end(container)]
 
     def _implicit_end(self, container: str) -> Edge:

@@ -41,7 +41,7 @@ def _double_exits(topology: Topology) -> Iterator[LintNote]:
 
 
 def _endless_loops(topology: Topology) -> Iterator[LintNote]:
-    ends = topology.steps_to(END)
+    ends = topology.leading_to(END)
     told: set[NodeId] = set()
     for node in topology.nodes:
         if node.id in ends or node.id in told or node.kind == "subgraph":

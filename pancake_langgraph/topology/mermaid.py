@@ -34,8 +34,9 @@ def _draw_level(topology: Topology, prefix: str, indent: str, lines: list[str], 
     for node in topology.nodes:
         if not node.id.startswith(prefix) or "|" in node.id[len(prefix) :]:
             continue
-        if node.kind == "subgraph" and any(other.id.startswith(f"{node.id}|") for other in topology.nodes):
-            lines.append(f'{indent}subgraph {_name(node.id, ids)}["{_escape(node.id)}"]')
+        if any(other.id.startswith(f"{node.id}|") for other in topology.nodes):
+            caption = _escape(node.id) if node.kind == "subgraph" else _caption(node, prefix)
+            lines.append(f'{indent}subgraph {_name(node.id, ids)}["{caption}"]')
             _draw_level(topology, f"{node.id}|", indent + "  ", lines, ids)
             lines.append(f"{indent}end")
         else:
@@ -52,6 +53,7 @@ def _collect_missing(topology: Topology, ids: dict[str, str], lines: list[str]) 
 def _caption(node: NodeInfo, prefix: str) -> str:
     notes: list[str] = [node.kind] if node.kind not in ("plain", "unknown") else []
     notes += ["deferred"] if node.deferred else []
+    notes += ["may stop"] if node.stops else []
     name = _escape(node.id[len(prefix) :])
     return f"{name}<br/>{', '.join(notes)}" if notes else name
 

@@ -38,3 +38,17 @@ class CallObserver(Protocol):
     def on_wire_end(self, run_id: UUID, usage: Usage | None, finish_reason: str | None) -> None:
         """See the end; both are `None` after an error or a cancellation."""
         ...
+
+
+@runtime_checkable
+class FieldObserver(Protocol):
+    """Sees values that a model has completely written while its answer still streams.
+
+    A `CallObserver` may also have this.  At most a few calls per answer, between `on_wire_first_piece` and
+    `on_wire_end`: top-level texts and switches of a tool call's arguments, or of an answer that is a JSON object
+    itself (`tool` is then empty), names and values of at most 64 characters.
+    """
+
+    def on_wire_field(self, run_id: UUID, tool: str, field: str, value: str) -> None:
+        """See one field."""
+        ...

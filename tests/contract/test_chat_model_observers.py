@@ -15,8 +15,9 @@ from pancake_langgraph._errors import (
     EngineUnavailable,
 )
 from pancake_langgraph._types import Usage
-from pancake_langgraph.testing.wire_replies import Act, Reply, tool_delta
+from pancake_langgraph.testing.wire_replies import Act, Reply, event, tool_delta
 from pancake_langgraph.testing.wire_server import WireServer
+from pancake_langgraph.wire.fields import MAX_FIELDS
 from pancake_langgraph.wire.observer import CallObserver
 from tests.contract.chat_model_wire import (
     RECORDING,
@@ -163,3 +164,55 @@ async def test_the_message_stream_of_a_graph_shows_each_message_once() -> None:
     assert "".join(str(part.content) for part in streamed) == "Hello there."
     assert len({part.id for part in streamed}) == 1
     assert [entry[0] for entry in watcher.seen] == ["request", "first", "end"]
+
+
+class FieldWatcher(Watcher):
+    def on_wire_field(self, run_id: UUID, tool: str, field: str, value: str) -> None:
+        self.seen.append(("field", run_id, tool, field, value))
+
+
+@pytest.mark.parametrize("way", ["invoke", "astream"])
+async def test_an_observer_sees_an_argument_as_soon_as_it_is_written(way: str) -> None:
+    told_at: list[float] = []
+
+    class Timed(FieldWatcher):
+        def on_wire_field(self, *args: Any) -> None:
+            super().on_wire_field(*args)
+            told_at.append(time.monotonic())
+
+    watcher = Timed()
+    steps = calls(
+        [tool_delta("", call_id="a", name="ping")],
+        [tool_delta('{"kind": "wri')],
+        [tool_delta('ter", "text": "')],
+        [tool_delta('long", "n": 3}')],
+    )
+    with WireServer([Reply.stream(*steps[:4], 0.03, *steps[4:])]) as server:
+        await run_way(model(server).bind_tools([ping]), way, {"callbacks": [watcher]})
+        ended_s = server.chats[0].ended_s
+    fields = [entry[2:] for entry in watcher.seen if entry[0] == "field"]
+    assert fields == [("ping", "kind", "writer"), ("ping", "text", "long")]
+    assert [entry[0] for entry in watcher.seen] == ["request", "first", "tool", "field", "field", "end"]
+    assert ended_s is not None
+    assert told_at[0] < ended_s
+
+
+async def test_an_observer_sees_the_fields_of_an_answer_that_is_an_object() -> None:
+    watcher = FieldWatcher()
+    pieces = ('{"ne', 'xt": "wri', 'ter", "sure": true', "}")
+    steps = [event({"content": piece}) for piece in pieces]
+    with WireServer([Reply.stream(ROLE, *steps, event({}, finish_reason="stop"))]) as server:
+        await run_way(model(server), "ainvoke", {"callbacks": [watcher]})
+    fields = [entry[2:] for entry in watcher.seen if entry[0] == "field"]
+    assert fields == [("", "next", "writer"), ("", "sure", "true")]
+
+
+def test_only_a_few_fields_of_one_answer_are_told_whatever_it_holds() -> None:
+    watcher = FieldWatcher()
+    steps = calls(
+        *[[tool_delta("", index=n, call_id=f"c{n}", name="ping")] for n in range(20)],
+        *[[tool_delta('{"a": "1", "b": "2"}', index=n)] for n in range(20)],
+    )
+    with WireServer([Reply.stream(*steps)]) as server:
+        model(server).bind_tools([ping]).invoke("hi", {"callbacks": [watcher]})
+    assert len([entry for entry in watcher.seen if entry[0] == "field"]) == MAX_FIELDS

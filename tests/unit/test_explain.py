@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.cli.explain import explain, load_graph
+from pancake_langgraph.plan import CompiledPlan
 
 APP = """
 from typing import Literal, TypedDict
@@ -100,6 +101,51 @@ def test_json_output_has_topology_forecast_and_notes(app):
     assert said["entry"] == ["a"]
     assert said["forecast"]["__start__"][0] == {"node": "a", "p_next": 1.0, "steps": 1, "reason": "fixed edge"}
     assert [note["code"] for note in said["notes"]] == ["edge-and-command"]
+
+
+PHASED = """
+from typing import TypedDict
+from langgraph.graph import START, StateGraph
+from pancake_langgraph import phase
+
+
+class State(TypedDict):
+    n: int
+
+
+@phase(kind="io", expect_s=3, may_need=["c"])
+def a(state: State):
+    return {"n": 1}
+
+
+builder = StateGraph(State)
+builder.add_node("a", a)
+builder.add_node("b", lambda state: {"n": 2}, metadata={"pancake": {"kind": "quick"}})
+builder.add_node("c", lambda state: {"n": 3})
+builder.add_edge(START, "a").add_conditional_edges("a", lambda state: "b", ["b", "c"])
+graph = builder.compile()
+"""
+
+
+def test_the_plan_is_told_in_words_and_drawn(app, tmp_path):
+    (tmp_path / "phased_app.py").write_text(PHASED)
+    said = run("phased_app.py:graph")
+    assert "Plan: 3 steps, 0 ways back" in said
+    assert "1. a: io (declared), 3.0 s (declared)" in said
+    assert "   may need c (declared)" in said
+    assert "expect c in 1 step(s), p=0.83 (declared: a may need it)" in said
+    assert "b: cannot declare a phase: got kind='quick'" in said
+    assert "The plan as Mermaid:\nflowchart TD\n" in said
+
+
+def test_the_plan_is_in_the_json_and_in_a_file_of_its_own(app, tmp_path):
+    (tmp_path / "phased_app.py").write_text(PHASED)
+    said = json.loads(run("phased_app.py:graph", "--format", "json", "--plan", "plan.json"))
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert said["plan"] == written
+    plan = CompiledPlan.from_json(written)
+    assert plan.fingerprint == said["fingerprint"]
+    assert plan.step("a").seconds.p50_s == 3.0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""A mixture of experts over one graph: ways of looking at the past, each with a long and a short memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pancake_langgraph.forecast.contexts import BACK_OFF, NUM_WAYS, keys_of
+from pancake_langgraph.forecast.counts import CountTable, smooth
+
+#: Observations that an expert's fall-back is worth.
+PRIOR_STRENGTH = 1.0
+NUM_EXPERTS = 2 * NUM_WAYS
+_SWITCH_RATE = 0.01
+_LEAST_P = 1e-4
+_MAX_ANSWERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bounds and forgetting.
+
+    `slow_decay` remembers about a hundred observations (calibrated on random routers), `fast_decay` about five
+    (relearns a changed habit in a few runs); which of them is believed is itself learnt per node.
+    """
+
+    max_graphs: int = 64
+    max_keys: int = 2048
+    max_targets: int = 64
+    slow_decay: float = 0.99
+    fast_decay: float = 0.8
+
+
+class Experts:
+    """Estimates where a node leads, in several ways, and mixes them by how well each has predicted lately.
+
+    Trust moves with every observation and a little of it always goes round (fixed share), so a route that depends on
+    history, one that is random and one that has just changed are all served.  Bounded by `Memory`; not thread-safe.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        """Start without knowledge."""
+        self._max_keys = memory.max_keys
+        self._tables = tuple(
+            CountTable(decay=decay, max_keys=memory.max_keys, max_targets=memory.max_targets)
+            for decay in (memory.slow_decay, memory.fast_decay)
+        )
+        self._trust: OrderedDict[str, list[float]] = OrderedDict()
+        # The same questions are asked a few times between two observations, while an answer streams.
+        self._answers: dict[tuple[str, tuple[str, ...]], tuple[Mapping[str, float], Mapping[str, float]]] = {}
+
+    def observe(self, node: str, target: str, context: Sequence[str], prior: Mapping[str, float]) -> None:
+        """Learn that `node` led to `target`; `prior` is what the graph declares about it.  Costs O(degree)."""
+        self._answers.clear()
+        keys = keys_of(node, context)
+        chances = [estimate.get(target, 0.0) for estimate in self._estimates(keys, prior)]
+        self._judge(node, chances)
+        for table in self._tables:
+            for key in reversed(keys):  # the most general one last: it is then the youngest, and kept longest
+                if key is not None:
+                    table.observe(key, target)
+
+    def shares(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> Mapping[str, float]:
+        """Return how observations of `node` split over its targets; what is missing to one is unknown."""
+        question = node, tuple(context)
+        known = self._answers.get(question)
+        if known is None or known[0] is not prior:
+            if len(self._answers) >= _MAX_ANSWERS:
+                self._answers.clear()
+            known = self._answers[question] = prior, self._mix(node, context, prior)
+        return known[1]
+
+    def _mix(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> Mapping[str, float]:
+        trust = self._trust.get(node) or _even()
+        # Experts that have seen nothing here say what their fall-back says: they share one object.
+        weights: dict[int, float] = {}
+        distinct: dict[int, Mapping[str, float]] = {}
+        for weight, estimate in zip(trust, self._estimates(keys_of(node, context), prior), strict=True):
+            weights[id(estimate)] = weights.get(id(estimate), 0.0) + weight
+            distinct[id(estimate)] = estimate
+        if len(distinct) == 1:
+            return next(iter(distinct.values()))
+        mixed: dict[str, float] = {}
+        for name, estimate in distinct.items():
+            weight = weights[name]
+            for target, share in estimate.items():
+                mixed[target] = mixed.get(target, 0.0) + weight * share
+        return mixed
+
+    def to_rows(self) -> dict[str, Any]:
+        """Return all that was learnt as a JSON-able value."""
+        slow, fast = self._tables
+        return {
+            "slow": slow.to_rows(),
+            "fast": fast.to_rows(),
+            "trust": [[node, list(weights)] for node, weights in self._trust.items()],
+        }
+
+    def load_rows(self, rows: Mapping[str, Any]) -> None:
+        """Replace all that was learnt by a value of `to_rows`; the bounds hold.
+
+        Raises:
+            ValueError: if the rows do not fit.  What was learnt is then undefined: use a fresh object.
+        """
+        self._answers.clear()
+        for name, table in zip(("slow", "fast"), self._tables, strict=True):
+            table.load_rows(rows[name])
+        self._trust = OrderedDict(_trust_rows(rows["trust"]))
+        self._trim()
+
+    def add_rows(self, rows: Mapping[str, Any]) -> None:
+        """Add what another process learnt, a value of `to_rows`, to what was learnt here.
+
+        Raises:
+            ValueError: if the rows do not fit.
+        """
+        self._answers.clear()
+        for name, table in zip(("slow", "fast"), self._tables, strict=True):
+            table.add_rows(rows[name])
+        for node, weights in _trust_rows(rows["trust"]):
+            own = self._trust.get(node)
+            self._trust[node] = [(a + b) / 2 for a, b in zip(own, weights, strict=True)] if own else weights
+        self._trim()
+
+    def _estimates(
+        self, keys: Sequence[tuple[str, ...] | None], prior: Mapping[str, float]
+    ) -> list[Mapping[str, float]]:
+        estimates: list[Mapping[str, float]] = []
+        for table in self._tables:
+            first = len(estimates)
+            for key, back_off in zip(keys, BACK_OFF, strict=True):
+                below = prior if back_off < 0 else estimates[first + back_off]
+                estimates.append(below if key is None else smooth(table.row(key), below, PRIOR_STRENGTH))
+        return estimates
+
+    def _judge(self, node: str, chances: Sequence[float]) -> None:
+        """Shift trust to the experts that expected what happened."""
+        trust = self._trust.get(node) or _even()
+        weights = [weight * max(p, _LEAST_P) for weight, p in zip(trust, chances, strict=True)]
+        total = sum(weights)
+        self._trust[node] = [(1 - _SWITCH_RATE) * w / total + _SWITCH_RATE / NUM_EXPERTS for w in weights]
+        self._trust.move_to_end(node)
+        self._trim()
+
+    def _trim(self) -> None:
+        while len(self._trust) > self._max_keys:
+            self._trust.popitem(last=False)
+
+
+def _trust_rows(rows: Iterable[Any]) -> Iterable[tuple[str, list[float]]]:
+    for node, weights in rows:
+        if len(weights) != NUM_EXPERTS:
+            raise ValueError(f"trust needs {NUM_EXPERTS} weights, got {len(weights)}")
+        yield str(node), [float(weight) for weight in weights]
+
+
+def _even() -> list[float]:
+    return [1.0 / NUM_EXPERTS] * NUM_EXPERTS

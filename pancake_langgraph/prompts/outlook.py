@@ -1,0 +1,274 @@
+"""What state a node will read: the state seen last at its level, and what running nodes may still write to it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from langchain_core.messages import BaseMessage, RemoveMessage
+from langgraph.types import Command, Send
+
+from pancake_langgraph.prompts.fields import MAX_FIELDS, Fields, as_messages, fields_of, is_messages
+from pancake_langgraph.prompts.parts import Known
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+#: Nodes, fields and levels whose habits are remembered.
+MAX_HABITS: Final = 2048
+MAX_UPDATES: Final = 16
+_REMOVE_ALL: Final = "__remove_all__"
+NOTHING: Final = Known({}, all_unsure=True)
+
+
+class Reducer(StrEnum):
+    """How a write to a field and its old value make the new one."""
+
+    REPLACE = "replace"
+    APPEND = "append"
+    MESSAGES = "add messages"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class Habit:
+    """What a node was seen to do: the fields it `writes`, those message lists it `rewrites` instead of appending."""
+
+    writes: set[str] = field(default_factory=set)
+    rewrites: set[str] = field(default_factory=set)
+    ends: int = 0
+
+
+@dataclass(slots=True)
+class Level:
+    """The state of one run of a graph; `running` are its open nodes by namespace, `unsure` fields not followed."""
+
+    path: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    running: dict[str, str] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+    checks: list[tuple[str, object, object]] = field(default_factory=list)
+
+
+def updates_of(outputs: object) -> tuple[Mapping[str, Any], ...]:
+    """Return what a node's return value writes to the state of its own graph.  Looks into no value."""
+    found: list[Mapping[str, Any]] = []
+    item: Any
+    for item in islice(outputs, MAX_UPDATES) if isinstance(outputs, list | tuple) else (outputs,):
+        if isinstance(item, Command):
+            if item.graph is not None:
+                continue  # meant for a graph around this one
+            item = item.update
+            if isinstance(item, list | tuple):
+                pairs = [pair for pair in item[:MAX_FIELDS] if isinstance(pair, tuple) and len(pair) == 2]
+                item = {key: value for key, value in pairs if type(key) is str}
+        if isinstance(item, str | list | tuple | Send):
+            continue
+        if fields := fields_of(item):
+            found.append(fields)
+    return tuple(found)
+
+
+class Outlook:
+    """Follows the state of every run.  References only; bounded; not thread-safe."""
+
+    def __init__(self, *, max_levels: int) -> None:
+        """Follow at most `max_levels` runs of graphs at once; the least recently used go first."""
+        self._max_levels = max_levels
+        self._levels: OrderedDict[tuple[Hashable, str], Level] = OrderedDict()
+        self._habits: OrderedDict[tuple[str, str], Habit] = OrderedDict()
+        self._reducers: OrderedDict[tuple[str, str], Reducer] = OrderedDict()
+        self._foreign: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many habits, reducers and levels are remembered."""
+        return len(self._levels) + len(self._habits) + len(self._reducers) + len(self._foreign)
+
+    def node_started(self, run: Hashable, spot: Spot, fields: Fields | None, graph_id: str) -> None:
+        """Take in the state that a node reads."""
+        level = self._level(run, spot)
+        level.running[spot.namespace] = spot.node
+        while len(level.running) > MAX_HABITS:
+            level.running.pop(next(iter(level.running)))
+        if fields is None:
+            return
+        self._note_origin(run, spot, level, fields, graph_id)
+        if spot.is_pushed:
+            return
+        for name, old, written in level.checks:
+            if name in fields:
+                self._learn_reducer(graph_id, level, name, old, written, fields[name])
+        level.checks.clear()
+        level.fields.update(islice(fields.items(), MAX_FIELDS))
+        level.unsure -= fields.keys()
+        while len(level.fields) > MAX_FIELDS:
+            level.fields.pop(next(iter(level.fields)))
+
+    def node_ended(self, run: Hashable, spot: Spot, updates: Iterable[Mapping[str, Any]], graph_id: str) -> None:
+        """Take in what a node wrote; its state is then known before the next node starts."""
+        level = self._level(run, spot)
+        level.running.pop(spot.namespace, None)
+        habit = self._habit(graph_id, level.path, spot.node)
+        habit.ends += 1
+        level.checks.clear()
+        for update in updates:
+            for name, written in islice(update.items(), MAX_FIELDS):
+                if len(habit.writes) < MAX_FIELDS:
+                    habit.writes.add(name)
+                self._write(graph_id, level, habit, name, written)
+
+    def node_cut(self, run: Hashable, spot: Spot) -> None:
+        """Take in that a node ended without a result."""
+        self._level(run, spot).running.pop(spot.namespace, None)
+
+    def run_ended(self, run: Hashable) -> None:
+        """Forget a run."""
+        for key in [key for key in self._levels if key[0] == run]:
+            del self._levels[key]
+
+    def known(self, run: Hashable, around: str, target: str, *, num_between: int, graph_id: str) -> Known:
+        """Return what is known of the state that node `target` will read.
+
+        Nodes under way at its level, and `num_between` that have not started yet, may write before it starts.
+        """
+        level = self._level_for(run, around, target)
+        if level is None or self._foreign.get((graph_id, target), 0) > 0:
+            return NOTHING
+        habits = [self._habits.get((graph_id, f"{level.path}/{node}")) for node in level.running.values()]
+        if num_between:  # any node of the level may be it
+            here = f"{level.path}/"
+            habits += [h for (graph, key), h in self._habits.items() if graph == graph_id and key.startswith(here)]
+        unseen = any(habit is None or not habit.ends for habit in habits)
+        writes = set().union(*(habit.writes for habit in habits if habit)) | level.unsure
+        rewrites = set().union(*(habit.rewrites for habit in habits if habit)) | level.unsure
+        lists = {name for name, value in level.fields.items() if is_messages(value)} - rewrites
+        growing = lists if unseen else lists & writes
+        return Known(dict(level.fields), frozenset(writes - growing), frozenset(growing), all_unsure=unseen)
+
+    def _level_for(self, run: Hashable, around: str, target: str) -> Level | None:
+        """Return the level that `target` runs at or under, from `around` outwards."""
+        while True:
+            level = self._levels.get((run, around))
+            if level is not None and (not level.path or target.startswith(f"{level.path}|")):
+                return level
+            if not around:
+                return None
+            around = around.rpartition("|")[0]
+
+    def _level(self, run: Hashable, spot: Spot) -> Level:
+        level = self._levels.get((run, spot.around))
+        if level is None:
+            level = Level(spot.path)
+        _put(self._levels, (run, spot.around), level, self._max_levels)
+        return level
+
+    def _habit(self, graph_id: str, path: str, node: str) -> Habit:
+        key = graph_id, f"{path}/{node}"
+        habit = self._habits.get(key) or Habit()
+        _put(self._habits, key, habit, MAX_HABITS)
+        return habit
+
+    def _note_origin(self, run: Hashable, spot: Spot, level: Level, fields: Fields, graph_id: str) -> None:
+        """Learn whether a node reads the state of the graph around it, or an input of its own."""
+        outer_key = spot.around.rpartition("|")[0]
+        outer = level if spot.is_pushed else self._levels.get((run, outer_key)) if spot.around else None
+        if outer is None or (not spot.is_pushed and level.fields):
+            return
+        key = graph_id, f"{spot.path}|{spot.node}" if spot.path else spot.node
+        same = all(_begins(value, outer.fields.get(name)) for name, value in fields.items() if is_messages(value))
+        doubt = self._foreign.get(key, 0)
+        _put(self._foreign, key, max(doubt - 1, 0) if same and not spot.is_pushed else 2, MAX_HABITS)
+
+    def _write(self, graph_id: str, level: Level, habit: Habit, name: str, written: object) -> None:
+        old = level.fields.get(name)
+        reducer = self._reducers.get((graph_id, f"{level.path}/{name}"))
+        level.checks.append((name, old, written))
+        del level.checks[:-MAX_FIELDS]
+        if reducer is Reducer.UNKNOWN:
+            level.unsure.add(name)
+        elif reducer is Reducer.MESSAGES or (reducer is None and (is_messages(old) or is_messages(written))):
+            merged, grew = _merged(old if is_messages(old) else [], written)  # type: ignore[arg-type]
+            (habit.rewrites.discard if grew else habit.rewrites.add)(name)
+            level.fields[name] = merged
+        elif reducer is Reducer.APPEND and isinstance(old, list) and isinstance(written, list):
+            level.fields[name] = [*old, *written]
+        else:
+            level.fields[name] = written
+
+    def _learn_reducer(self, graph_id: str, level: Level, name: str, old: object, written: object, now: object) -> None:
+        """Compare what a node wrote with what the next one read; by lengths and ends only, whatever the size."""
+        if now is written:
+            kind = Reducer.REPLACE
+        elif is_messages(now):
+            kind = Reducer.MESSAGES  # its reducer makes a new list each time
+        elif not isinstance(now, list):
+            kind = Reducer.REPLACE if _same_atom(now, written) else Reducer.UNKNOWN
+        elif not isinstance(written, list):
+            kind = Reducer.UNKNOWN
+        elif isinstance(old, list) and old and len(now) == len(old) + len(written) and now[0] is old[0]:
+            kind = Reducer.APPEND
+        else:
+            kind = Reducer.REPLACE if len(now) == len(written) else Reducer.UNKNOWN
+        if kind is Reducer.REPLACE and not old:
+            return  # appending to nothing looks the same
+        _put(self._reducers, (graph_id, f"{level.path}/{name}"), kind, MAX_HABITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a node runs: its `namespace` and the one `around` it with task ids, the level's `path` without, its name.
+
+    `is_pushed` says that it got an input of its own (`Send`).
+    """
+
+    namespace: str
+    around: str
+    path: str
+    node: str
+    is_pushed: bool = False
+
+
+def _begins(value: object, head: object) -> bool:
+    """Whether a list of messages begins with another, by its length and ends."""
+    if not isinstance(value, list | tuple) or not isinstance(head, list | tuple) or len(head) > len(value):
+        return False
+    return not head or (_same(value[0], head[0]) and _same(value[len(head) - 1], head[-1]))
+
+
+def _same(left: object, right: object) -> bool:
+    return left is right or (
+        isinstance(left, BaseMessage) and isinstance(right, BaseMessage) and left.content == right.content
+    )
+
+
+def _same_atom(left: object, right: object) -> bool:
+    if isinstance(left, str) and isinstance(right, str):
+        return len(left) == len(right) and left == right
+    return isinstance(left, int | float | None) and left == right
+
+
+def _merged(old: Sequence[BaseMessage], written: object) -> tuple[list[BaseMessage], bool]:
+    """Add messages as LangGraph's reducer does; return whether the old ones stayed as they were."""
+    new = as_messages(written)
+    if new is None:
+        return list(old), True
+    removed = {message.id for message in new if isinstance(message, RemoveMessage)}
+    if _REMOVE_ALL in removed:
+        last = max(n for n, message in enumerate(new) if message.id == _REMOVE_ALL)
+        return [message for message in new[last + 1 :] if not isinstance(message, RemoveMessage)], False
+    by_id = {message.id: message for message in new if message.id is not None}
+    kept = [by_id.pop(message.id, message) for message in old if message.id not in removed]  # type: ignore[arg-type]
+    grew = not removed and all(kept[n] is message or _same(kept[n], message) for n, message in enumerate(old))
+    added = [m for m in new if not isinstance(m, RemoveMessage) and (m.id is None or m.id in by_id)]
+    return [*kept, *added], grew
+
+
+def _put(table: OrderedDict[_K, _V], key: _K, value: _V, limit: int) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > limit:
+        table.popitem(last=False)

@@ -1,0 +1,166 @@
+"""Joins what the hooks saw of states and prompts: teaches the book, asks it for the prompts of expected calls."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from uuid import UUID
+
+from langchain_core.messages import AIMessage
+
+from pancake_langgraph._types import ActionKind, AgentKey, Candidate, Prompt, ThreadId
+from pancake_langgraph.prompts import Prediction, Unknown, begins_with, strip_task_ids
+from pancake_langgraph.prompts.fields import sends_reasoning, with_reasoning
+from pancake_langgraph.prompts.identity import parent_namespace
+from pancake_langgraph.prompts.outlook import Outlook, Spot
+from pancake_langgraph.prompts.parts import Known
+from pancake_langgraph.prompts.prefix import common_prefix_tokens
+from pancake_langgraph.prompts.wire_form import wire_form
+from pancake_langgraph.runtime.expectations import Cause, Expectation
+from pancake_langgraph.runtime.signals import Closed, Opened, Requested
+from pancake_langgraph.runtime.spans import OpenSpan
+from pancake_langgraph.runtime.state import Call, State
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A candidate whose prompt could not be told yet."""
+
+    candidate: Candidate
+    thread_id: ThreadId
+    around: str
+    span: OpenSpan
+    unknown: Unknown
+
+    @property
+    def request(self) -> tuple[Candidate, ThreadId, str, OpenSpan]:
+        """What to ask again."""
+        return self.candidate, self.thread_id, self.around, self.span
+
+
+class PromptWatch:
+    """Knows which state each run is in, and what its next prompts begin with.  Lives on the runtime's loop."""
+
+    def __init__(self, state: State) -> None:
+        """Teach and ask the book of `state`."""
+        self._state = state
+        self._outlook = Outlook(max_levels=state.settings.max_contexts)
+        self._told: OrderedDict[str, str] = OrderedDict()
+        self._waiting: OrderedDict[tuple[UUID, str], _Waiting] = OrderedDict()
+
+    def node_started(self, opened: Opened, span: OpenSpan) -> None:
+        """Take in the state that a node reads."""
+        self._level_moved_on(span.root_id, parent_namespace(opened.checkpoint_ns))
+        self._outlook.node_started(span.root_id, _spot(opened), opened.fields, opened.graph_id)
+
+    def node_ended(self, span: OpenSpan, closed: Closed, *, finished: bool) -> None:
+        """Take in what a node wrote; the prompts expected next are then known further."""
+        opened = span.opened
+        spot = _spot(opened)
+        if not finished:
+            self._outlook.node_cut(span.root_id, spot)
+            return
+        self._outlook.node_ended(span.root_id, spot, closed.updates, opened.graph_id)
+        for expectation in self._state.expectations:
+            if expectation.run_id == span.root_id:
+                self.refresh(expectation, spot.around, opened.graph_id)
+
+    def run_ended(self, root_id: UUID) -> None:
+        """Forget a run's state."""
+        for key in [key for key in self._waiting if key[0] == root_id]:
+            del self._waiting[key]
+        self._outlook.run_ended(root_id)
+
+    def learn(self, agent: AgentKey, thread_id: ThreadId, signal: Requested, opened: Opened, claim: object) -> None:
+        """Learn from a real call; `claim` is what was expected of it."""
+        node = self._state.spans.node_at(thread_id, opened.checkpoint_ns)
+        fields = node.opened.fields if node else None
+        book = self._state.book
+        book.observe(
+            agent,
+            thread_id,
+            signal.prompt,
+            None if fields is None else Known(fields),
+            cache_salt=signal.cache_salt,
+            graph_id=opened.graph_id,
+            task=node.opened.run_id if node else None,
+        )
+        if isinstance(claim, Expectation) and claim.full_prompt is not None:
+            book.note_resume(claim.agent, right=begins_with(signal.prompt, claim.full_prompt))
+
+    def predict(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan) -> Prediction | None:
+        """Return what the next prompt of a candidate begins with.
+
+        Where nothing can be said yet, it is kept for `waiting`.
+        """
+        node, graph_id = candidate.node, span.opened.graph_id
+        known = self._outlook.known(span.root_id, around, node, num_between=candidate.steps - 1, graph_id=graph_id)
+        found = self._state.book.predict(node, thread_id, known, graph_id=graph_id)
+        if isinstance(found, Prediction):
+            self._told.pop(node, None)
+            return found
+        if found.seen or known.fields:
+            self._waiting[span.root_id, node] = _Waiting(candidate, thread_id, around, span, found)
+            while len(self._waiting) > self._state.settings.max_contexts:
+                self._waiting.popitem(last=False)
+        return None
+
+    def waiting(self, root_id: UUID, around: str) -> tuple[tuple[Candidate, ThreadId, str, OpenSpan], ...]:
+        """Take out the candidates of a level whose prompts could not be told before; more is known now."""
+        keys = [key for key, waits in self._waiting.items() if key[0] == root_id and waits.around == around]
+        return tuple(self._waiting.pop(key).request for key in keys)
+
+    def _level_moved_on(self, root_id: UUID, around: str) -> None:
+        """Give up the candidates of a level: the next node has started.  The ledger gets the reasons."""
+        for key in [key for key, waits in self._waiting.items() if key[0] == root_id and waits.around == around]:
+            waits = self._waiting.pop(key)
+            self._tell(waits.candidate.node, waits.thread_id, waits.unknown)
+
+    def refresh(self, expectation: Expectation, around: str, graph_id: str) -> None:
+        """Let an expected successor's prompt grow with what is known now."""
+        if expectation.cause is not Cause.SUCCESSOR or expectation.busy or expectation.claimed:
+            return
+        place = expectation.place
+        known = self._outlook.known(
+            expectation.run_id, around, place.node, num_between=expectation.num_between, graph_id=graph_id
+        )
+        found = self._state.book.predict(place.node, place.thread_id, known, graph_id=graph_id)
+        if isinstance(found, Prediction):
+            expectation.foretell(found)
+
+    def resume_prompt(self, call: Call, answer: AIMessage) -> tuple[Prompt, Prompt] | None:
+        """Return what an agent that called a tool will read, and all that it would read if nothing was trimmed.
+
+        `None` when the answer has no wire form.
+        """
+        wire = wire_form([answer])
+        if wire is None:
+            return None
+        form = with_reasoning(wire[0], answer) if sends_reasoning(call.prompt.messages) else wire[0]
+        full = Prompt((*call.prompt.messages, form), call.prompt.tools)
+        return self._state.book.resumed(call.agent, call.prompt, form), full
+
+    def judge_tokens(self, call: Call) -> None:
+        """Tell the book whether a prompt whose messages were foreseen also had the tokens that were foreseen."""
+        claim = call.claim
+        if claim is None or claim.prefix is None or call.token_ids is None or not claim.fits(call.prompt):
+            return
+        shared = common_prefix_tokens(claim.prefix.token_ids[: claim.edge_tokens], call.token_ids)
+        self._state.book.note_tokens(call.agent.namespace, right=shared == claim.edge_tokens)
+
+    def _tell(self, node: str, thread_id: ThreadId, unknown: Unknown) -> None:
+        """Book once why a node's prompt cannot be told; that it was never seen is no news."""
+        if not unknown.seen or self._told.get(node) == unknown.reason:
+            return
+        self._told[node] = unknown.reason
+        while len(self._told) > self._state.settings.max_contexts:
+            self._told.popitem(last=False)
+        self._state.handles.reject(
+            ActionKind.WARM, agent=node, thread_id=thread_id, num_tokens=0, reason=f"no prompt: {unknown.reason}"
+        )
+
+
+def _spot(opened: Opened) -> Spot:
+    around = parent_namespace(opened.checkpoint_ns)
+    name = strip_task_ids(opened.checkpoint_ns).rpartition("|")[2] or opened.name
+    return Spot(opened.checkpoint_ns, around, strip_task_ids(around), name, is_pushed=opened.is_pushed)

@@ -1,0 +1,153 @@
+"""What a model writes tells the next agent while its answer still streams."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.graph import END, START, StateGraph
+
+from pancake_langgraph._types import Candidate
+from pancake_langgraph.chat_model import PancakeChatModel
+from pancake_langgraph.config import RuntimeSettings
+from pancake_langgraph.engines.fake import FakeAnswer, FakeEngine, FakeEngineSettings, FakeToolCall
+from pancake_langgraph.forecast import Clue
+from pancake_langgraph.forecast.transitions import TransitionForecaster
+from pancake_langgraph.runtime import Runtime, attach
+from pancake_langgraph.testing.bridged_engine import BridgedEngine
+from pancake_langgraph.testing.fake_server import FakeEngineServer
+from tests.contract.runtime_bed import State
+
+#: Which agent each kind of work goes to; no name of one is a name of the other.
+AGENTS = {"prose": "writer", "proof": "critic", "facts": "finder"}
+
+
+class Diary(TransitionForecaster):
+    """Writes down what it is asked and what it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, tuple[Clue, ...], tuple[Candidate, ...]]] = []
+
+    def candidates(self, graph_id: str, node: str, **more: Any) -> tuple[Candidate, ...]:
+        found = super().candidates(graph_id, node, **more)
+        self.asked.append((node, tuple(more.get("clues", ())), found))
+        return found
+
+    def chance_after(self, node: str, clue: Clue, target: str) -> float:
+        """Return the chance of `target` when `clue` was the last that was written."""
+        [found] = [found for at, clues, found in self.asked if at == node and clues[-1:] == (clue,)][:1]
+        return max((c.p_next for c in found if c.node == target), default=0.0)
+
+
+def wanted(prompt: Any) -> str:
+    return str(prompt.messages[-1]["content"]).strip()
+
+
+def calls_task(prompt: Any) -> FakeAnswer:
+    return FakeAnswer(tool_calls=(FakeToolCall("task", {"description": "anything", "kind": wanted(prompt)}),))
+
+
+def answers_object(prompt: Any) -> str:
+    return '{"reason": "it fits", "next": "' + wanted(prompt) + '"}'
+
+
+@contextmanager
+def opened(script: Any) -> Iterator[tuple[Runtime, Diary, PancakeChatModel]]:
+    diary = Diary()
+    engine = FakeEngine(FakeEngineSettings(pool_blocks=200, max_model_len_tokens=1200, script=script))
+    with FakeEngineServer(engine) as server:
+        settings = RuntimeSettings(engine="fake")
+        with Runtime(settings, engine=BridgedEngine(server), forecaster=diary) as runtime:
+            yield runtime, diary, PancakeChatModel(model="fake", base_url=server.base_url, max_tokens=40)
+            assert runtime.wait_idle()
+            assert runtime.statistics().failed_signals == 0
+        runtime.check_integrity()
+
+
+def with_agents(builder: StateGraph) -> Any:
+    for name in AGENTS.values():
+        builder.add_node(name, lambda _: {})
+        builder.add_edge(name, END)
+    return builder.compile()
+
+
+@tool
+def task(description: str, kind: str) -> str:
+    """Give work to somebody."""
+    return description
+
+
+@pytest.mark.parametrize("is_told_by_stream", [True, False], ids=["streamed", "whole answer only"])
+def test_an_argument_of_a_tool_call_tells_the_agent_behind_the_tools_node(is_told_by_stream: bool) -> None:
+    """As in deep agents: `model` calls `task(kind=…)`, `tools` runs, and only the argument says who comes then."""
+    with opened(calls_task) as (runtime, diary, model):
+        bound = model.bind_tools([task])
+
+        def ask(state: State) -> dict[str, Any]:
+            return {"messages": [bound.invoke([SystemMessage("You share out."), *state["messages"]])]}
+
+        def tools(state: State) -> dict[str, Any]:
+            return {"messages": [ToolMessage("given", tool_call_id=state["messages"][-1].tool_calls[0]["id"])]}
+
+        def route(state: State) -> str:
+            (call,) = next(m for m in reversed(state["messages"]) if isinstance(m, AIMessage)).tool_calls
+            return AGENTS[call["args"]["kind"]]
+
+        builder = StateGraph(State).add_node("model", ask).add_node("tools", tools)
+        builder.add_edge(START, "model").add_edge("model", "tools")
+        builder.add_conditional_edges("tools", route, list(AGENTS.values()))
+        graph = attach(with_agents(builder), runtime=runtime)
+        if not is_told_by_stream:
+            handler = graph.config["callbacks"][0]
+            handler.on_wire_field = lambda *_: None
+            handler.on_wire_tool_name = lambda *_: None
+        for kind in [*AGENTS] * 6:
+            graph.invoke({"messages": [("user", kind)]})
+        assert runtime.wait_idle()
+        diary.asked.clear()
+        for kind, agent in AGENTS.items():
+            graph.invoke({"messages": [("user", kind)]})
+            assert runtime.wait_idle()
+            # While `model` still writes, and again when `tools` begins.
+            assert diary.chance_after("model", Clue("task", "kind", kind), agent) >= 0.8
+            assert diary.chance_after("tools", Clue("task", "kind", kind), agent) >= 0.8
+            diary.asked.clear()
+
+
+def test_the_structured_answer_of_a_router_tells_the_next_agent() -> None:
+    with opened(answers_object) as (runtime, diary, model):
+
+        def ask(state: State) -> dict[str, Any]:
+            return {"messages": [model.invoke([SystemMessage("You route."), *state["messages"]])]}
+
+        def route(state: State) -> str:
+            return next(agent for kind, agent in AGENTS.items() if f'"{kind}"' in str(state["messages"][-1].content))
+
+        builder = StateGraph(State).add_node("ask", ask).add_edge(START, "ask")
+        builder.add_conditional_edges("ask", route, list(AGENTS.values()))
+        graph = attach(with_agents(builder), runtime=runtime)
+        for kind in [*AGENTS] * 6:
+            graph.invoke({"messages": [("user", kind)]})
+        assert runtime.wait_idle()
+        for kind, agent in AGENTS.items():
+            diary.asked.clear()
+            graph.invoke({"messages": [("user", kind)]})
+            assert runtime.wait_idle()
+            assert diary.chance_after("ask", Clue("", "next", kind), agent) >= 0.8
+
+
+def test_a_destination_that_is_the_name_of_a_node_is_known_in_the_first_run() -> None:
+    with opened(answers_object) as (runtime, diary, model):
+
+        def ask(state: State) -> dict[str, Any]:
+            return {"messages": [model.invoke([SystemMessage("You route."), *state["messages"]])]}
+
+        builder = StateGraph(State).add_node("ask", ask).add_edge(START, "ask")
+        builder.add_conditional_edges("ask", lambda s: s["messages"][0].content, list(AGENTS.values()))
+        graph = attach(with_agents(builder), runtime=runtime)
+        graph.invoke({"messages": [("user", "critic")]})
+        assert runtime.wait_idle()
+        assert diary.chance_after("ask", Clue("", "next", "critic"), "critic") >= 0.9
