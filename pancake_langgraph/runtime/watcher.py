@@ -13,7 +13,6 @@ from pancake_langgraph.ledger import SpanKind, SpanStatus
 from pancake_langgraph.prompts import agent_key, strip_task_ids
 from pancake_langgraph.prompts.identity import parent_namespace
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
-from pancake_langgraph.prompts.wire_form import wire_form
 from pancake_langgraph.runtime.actor import Actor
 from pancake_langgraph.runtime.choices import clues_in
 from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
