@@ -15,6 +15,7 @@ PRIOR_STRENGTH = 1.0
 NUM_EXPERTS = 2 * NUM_WAYS
 _SWITCH_RATE = 0.01
 _LEAST_P = 1e-4
+_CERTAIN = 1.0
 _MAX_ANSWERS = 128
 
 
@@ -54,6 +55,10 @@ class Experts:
     def observe(self, node: str, target: str, context: Sequence[str], prior: Mapping[str, float]) -> None:
         """Learn that `node` led to `target`; `prior` is what the graph declares about it.  Costs O(degree)."""
         self._answers.clear()
+        if self._is_settled(node, prior) and target in prior:
+            for table in self._tables:
+                table.observe((node,), target)
+            return
         keys = keys_of(node, context)
         chances = [estimate.get(target, 0.0) for estimate in self._estimates(keys, prior)]
         self._judge(node, chances)
@@ -64,6 +69,8 @@ class Experts:
 
     def shares(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> Mapping[str, float]:
         """Return how observations of `node` split over its targets; what is missing to one is unknown."""
+        if self._is_settled(node, prior):
+            return prior
         question = node, tuple(context)
         known = self._answers.get(question)
         if known is None or known[0] is not prior:
@@ -71,6 +78,10 @@ class Experts:
                 self._answers.clear()
             known = self._answers[question] = prior, self._mix(node, context, prior)
         return known[1]
+
+    def _is_settled(self, node: str, prior: Mapping[str, float]) -> bool:
+        """Whether one target is declared as the only one, and nothing else was ever seen: then the past is no help."""
+        return len(prior) == 1 and _CERTAIN in prior.values() and self._tables[0].row((node,)).keys() <= prior.keys()
 
     def _mix(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> Mapping[str, float]:
         trust = self._trust.get(node) or _even()

@@ -12,6 +12,7 @@ from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.forecast import Clue, TransitionForecaster
 from pancake_langgraph.forecast.arrival import Arrivals
 from pancake_langgraph.forecast.contexts import CONTEXT_NODES, MAX_ROUNDS, keys_of
+from pancake_langgraph.forecast.counts import CountTable
 from pancake_langgraph.forecast.evidence import MAX_FIELDS, MAX_VALUES, ClueTable
 from pancake_langgraph.forecast.null import NullForecaster
 from pancake_langgraph.forecast.topology_prior import TopologyPrior
@@ -244,6 +245,22 @@ def hub_of_agents() -> Topology:
     return Topology("agents", tuple(NodeInfo(name, "plain") for name in nodes), tuple(edges))
 
 
+def test_a_value_that_tells_nothing_does_not_spoil_a_route_that_history_tells() -> None:
+    forecaster = fresh()
+    clues = [Clue("task"), Clue("task", "language", "en")]
+    scored: list[Scored] = []
+    for number in range(30):
+        trace = [START, "r"]
+        for target in ("x", "y", "x", END):
+            context = tuple(trace[:-1])
+            if number >= 20:
+                scored.append((chances(forecaster, "r", context, clues=clues), target, {}))
+            forecaster.observe_transition(G, "r", target, elapsed_s=1.0, context=context, clues=clues)
+            trace += [target, "r"]
+    hits = [max(p, key=p.get) == target for p, target, _ in scored if target != END]
+    assert sum(hits) / len(hits) >= 0.9
+
+
 def test_only_values_that_may_change_something_are_worth_a_new_forecast() -> None:
     forecaster = fresh(hub_of_agents())
     forecaster.observe_transition(G, "r", "critic|model", elapsed_s=1.0, clues=[Clue("task", "kind", "blue")])
@@ -427,6 +444,14 @@ def test_merged_knowledge_still_forgets() -> None:
     for _ in range(30):
         scored = play(merged, rounds(3, "y"), rng)
     assert top1(scored) == 1.0
+
+
+def test_added_counts_weigh_no_more_than_counted_ones() -> None:
+    table = CountTable(decay=0.9, max_keys=4, max_targets=4)
+    for _ in range(50):
+        table.add_rows([[("k",), {"x": 6.0, "y": 3.0}]])
+    assert sum(table.row(("k",)).values()) == pytest.approx(10.0)
+    assert table.row(("k",))["x"] == pytest.approx(2 * table.row(("k",))["y"])
 
 
 def test_merging_keeps_the_bounds() -> None:
