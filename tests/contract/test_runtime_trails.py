@@ -349,3 +349,37 @@ def test_trails_are_bounded_in_runs_and_clues() -> None:
             trails.run_ended(run, Closed(1.0, run.run_id, SpanStatus.ERROR))
         assert len(trails) <= 8
     assert len(trails) == 7  # three that run, four that were cut
+
+
+def test_one_endless_run_is_bounded_in_levels_executions_and_waiting_branches() -> None:
+    from uuid import UUID
+
+    from pancake_langgraph._types import ThreadId
+    from pancake_langgraph.ledger import SpanKind, SpanStatus
+    from pancake_langgraph.runtime.signals import Closed, Opened
+    from pancake_langgraph.runtime.trail import MAX_LEVELS, MAX_TASKS, MAX_WAITING
+    from pancake_langgraph.runtime.trails import Trails
+
+    trails = Trails(TransitionForecaster(), {}, max_runs=4)
+    run = Opened(0.0, UUID(int=1), None, SpanKind.RUN, "run", ThreadId("t"))
+    trails.run_started(run)
+    trail = trails._trails[run.run_id]
+
+    def node(namespace: str, step: int, *, ends: bool) -> None:
+        opened = Opened(0.0, UUID(int=2), None, SpanKind.NODE, "n", ThreadId("t"), namespace, step=step)
+        trails.node_started(opened, run.run_id)
+        if ends:
+            trails.node_ended(opened, Closed(1.0, opened.run_id, SpanStatus.OK), run.run_id)
+
+    for number in range(MAX_TASKS + 50):
+        node(f"n:{number}", 1, ends=False)
+    assert len(trail.open) == MAX_TASKS
+    assert len(trail.levels[""].steps[1]) == MAX_TASKS
+    assert trail.running["n"] == MAX_TASKS
+    for step in range(2, 600, 2):  # steps in between are missing: nothing follows
+        node(f"n:s{step}", step, ends=True)
+    assert len(trail.levels[""].waiting) == MAX_WAITING
+    assert len(trail.levels[""].steps) <= 2
+    for number in range(MAX_LEVELS + 50):
+        node(f"outer:{number}|n:1", 1, ends=True)
+    assert len(trail.levels) == MAX_LEVELS
