@@ -1,4 +1,4 @@
-"""Savers on every backend, for the saver's contract suites."""
+"""Savers and stores on every backend, for their contract suites."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from pancake_langgraph.checkpoint.store import Store
 from pancake_langgraph.saver import PancakeSaver
+from tests.contract.store_kit import KINDS, SHARED_KINDS, MakeStore, opened
 
 BACKENDS = ("sqlite", "memory", "redis")
 
@@ -43,3 +45,15 @@ def saver_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sa
     factory = SaverFactory(request.param, where())
     yield factory
     factory.close()
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with opened(request.param, request, tmp_path) as make:
+        yield make()
+
+
+@pytest.fixture(params=SHARED_KINDS)
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+    with opened(request.param, request, tmp_path) as make:
+        yield make

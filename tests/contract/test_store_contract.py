@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,34 +10,18 @@ from pancake_langgraph._errors import ThreadDeleted
 from pancake_langgraph.checkpoint.rows import Removal, Spot, ThreadContent
 from pancake_langgraph.checkpoint.store import StaleNeed, Store
 from tests.contract.store_kit import (
-    KINDS,
     NOTHING,
-    SHARED_KINDS,
     THREAD_IDS,
     MakeStore,
     digest,
     filled,
     is_empty,
     listed,
-    opened,
     put,
     put_writes,
     row,
     write,
 )
-
-
-@pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with opened(request.param, request, tmp_path) as make:
-        yield make()
-
-
-@pytest.fixture(params=SHARED_KINDS)
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    with opened(request.param, request, tmp_path) as make:
-        yield make
-
 
 # -- round trips ------------------------------------------------------------------------------------------------------
 

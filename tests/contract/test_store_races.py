@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,31 +13,15 @@ from pancake_langgraph.checkpoint.rows import Removal, Spot, ThreadContent
 from pancake_langgraph.checkpoint.sqlite_store import SqliteStore
 from pancake_langgraph.checkpoint.store import StaleNeed, Store
 from tests.contract.store_kit import (
-    KINDS,
-    SHARED_KINDS,
     MakeStore,
     digest,
     is_empty,
     listed,
-    opened,
     put,
     put_writes,
     row,
     write,
 )
-
-
-@pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with opened(request.param, request, tmp_path) as make:
-        yield make()
-
-
-@pytest.fixture(params=SHARED_KINDS)
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    with opened(request.param, request, tmp_path) as make:
-        yield make
-
 
 # -- many at once -----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,34 +13,18 @@ from pancake_langgraph.checkpoint.rows import CheckpointRow, Removal, Spot, Thre
 from pancake_langgraph.checkpoint.sqlite_store import SqliteStore
 from pancake_langgraph.checkpoint.store import ORPHANS_KEPT_S, StaleNeed, Store
 from tests.contract.store_kit import (
-    KINDS,
     NO_REMOVAL,
     NOTHING,
-    SHARED_KINDS,
     MakeStore,
     digest,
     filled,
     is_empty,
     listed,
-    opened,
     put,
     put_writes,
     row,
     write,
 )
-
-
-@pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with opened(request.param, request, tmp_path) as make:
-        yield make()
-
-
-@pytest.fixture(params=SHARED_KINDS)
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    with opened(request.param, request, tmp_path) as make:
-        yield make
-
 
 # -- deletion ---------------------------------------------------------------------------------------------------------
 
