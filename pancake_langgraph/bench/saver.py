@@ -39,7 +39,7 @@ from pancake_langgraph.bench.saver_arms import (
     valkey_for,
 )
 from pancake_langgraph.bench.saver_figures import RepeatedRuns, SaverRun, build_saver_figures
-from pancake_langgraph.bench.saver_recorder import RecordingSaver
+from pancake_langgraph.bench.saver_recorder import RecordingSaver, bare_writer
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.text import passages
 
@@ -122,10 +122,18 @@ async def _run_arm(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pancake-bench-", dir=plan.folder)))
         limit_bytes = plan.limit_bytes(arm, folder)
         opened = await stack.enter_async_context(open_arm(arm, folder, valkey))
-        return await run_turns(opened, marks, texts, limit_bytes=limit_bytes)
+        bare_write = stack.enter_context(bare_writer(folder))
+        return await run_turns(opened, marks, texts, limit_bytes=limit_bytes, bare_write=bare_write)
 
 
-async def run_turns(opened: OpenSaver, marks: Sequence[int], texts: Sequence[str], *, limit_bytes: int) -> SaverRun:
+async def run_turns(
+    opened: OpenSaver,
+    marks: Sequence[int],
+    texts: Sequence[str],
+    *,
+    limit_bytes: int,
+    bare_write: Callable[[], None] | None = None,
+) -> SaverRun:
     """Lead one conversation of `marks[-1]` turns, or until more than `limit_bytes` are stored.
 
     Args:
@@ -133,11 +141,12 @@ async def run_turns(opened: OpenSaver, marks: Sequence[int], texts: Sequence[str
         marks: Turns at which stored bytes are taken, ascending.
         texts: The contents of the messages, two for each turn.
         limit_bytes: Where to stop; looked at from time to time, so the last size may be above it.
+        bare_write: Timed for comparison, see `bare_writer`.
 
     Raises:
         CorruptCheckpoint: if the state does not hold all messages in the end.
     """
-    recorder = RecordingSaver(opened.saver)
+    recorder = RecordingSaver(opened.saver, bare_write)
     graph = build_conversation(texts, recorder, is_async=opened.is_async)
     step_s: list[float] = []
     stored: dict[int, int] = {}
@@ -160,7 +169,13 @@ async def run_turns(opened: OpenSaver, marks: Sequence[int], texts: Sequence[str
             f"{type(opened.saver).__name__}: after {turn} turns the state is not what was put in "
             f"({len(state['messages'])} messages, {2 * turn} expected); its figures would mean nothing"
         )
-    return SaverRun(tuple(recorder.calls), tuple(step_s), {m: stored[m] for m in marks if m in stored}, stored[turn])
+    return SaverRun(
+        calls=tuple(recorder.calls),
+        step_s=tuple(step_s),
+        stored_bytes={mark: stored[mark] for mark in marks if mark in stored},
+        last_bytes=stored[turn],
+        bare_writes=tuple(recorder.bare_writes),
+    )
 
 
 def build_conversation(

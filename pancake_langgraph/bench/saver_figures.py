@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pancake_langgraph.bench.saver_arms import SaverArm
-from pancake_langgraph.bench.saver_recorder import SaverCall, SaverOperation
+from pancake_langgraph.bench.saver_recorder import BARE_WRITE, BareWrite, SaverCall, SaverOperation
 from pancake_langgraph.bench.schema import MetricStatistics, RatioStatistics
 from pancake_langgraph.bench.statistics import compare_arms, describe_arms, median
 
@@ -24,12 +24,13 @@ LATE_TURNS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class SaverRun:
-    """What one arm did once: its calls, seconds per turn in order, stored bytes by mark and at the end."""
+    """What one arm did once: its calls, seconds per turn in order, stored bytes by mark and at the end, bare writes."""
 
     calls: tuple[SaverCall, ...]
     step_s: tuple[float, ...]
     stored_bytes: Mapping[int, int]
     last_bytes: int
+    bare_writes: tuple[BareWrite, ...] = ()
 
     @property
     def turns(self) -> int:
@@ -39,6 +40,17 @@ class SaverRun:
     def seconds(self, operation: SaverOperation, first: int, last: int) -> list[float]:
         """Return the times of one operation in the turns `first` to `last`, both included."""
         return [c.elapsed_s for c in self.calls if c.operation is operation and first <= c.turn <= last]
+
+    def growth(self, operation: SaverOperation) -> float:
+        """Return the median of an operation in the last turns over that in the first ones."""
+        late = self.seconds(operation, self.turns - LATE_TURNS + 1, self.turns)
+        return median(late) / median(self.seconds(operation, 1, EARLY_TURNS))
+
+    def bare_growth(self) -> float | None:
+        """Return the same of the bare write; `None` if it was not timed."""
+        early = [write.elapsed_s for write in self.bare_writes if write.turn <= EARLY_TURNS]
+        late = [write.elapsed_s for write in self.bare_writes if write.turn > self.turns - LATE_TURNS]
+        return median(late) / median(early) if early and late else None
 
 
 #: All runs: one mapping per repeat.
@@ -128,25 +140,24 @@ def _summary(repeats: RepeatedRuns, marks: Sequence[int]) -> dict[str, Any]:
 
 
 def _flatness(runs: Sequence[SaverRun]) -> Mapping[str, Any] | None:
-    """Return the median of the last turns over that of the first ones, for the longest runs; `None` if too short."""
+    """Return the median of the last turns over that of the first ones, for the longest runs; `None` if too short.
+
+    `put_over_bare_write` is the growth of a put divided by that of the bare write in the same run.
+    """
     turns = max(run.turns for run in runs)
     if turns < EARLY_TURNS + LATE_TURNS:
         return None
     longest = [run for run in runs if run.turns == turns]
     found: dict[str, Any] = {"turns": turns, "repeats": len(longest)}
     for op in SaverOperation:
-        found[str(op)] = round(
-            median(
-                [
-                    median(run.seconds(op, turns - LATE_TURNS + 1, turns)) / median(run.seconds(op, 1, EARLY_TURNS))
-                    for run in longest
-                ]
-            ),
-            3,
-        )
+        found[str(op)] = round(median([run.growth(op) for run in longest]), 3)
     found["step_s"] = round(
         median([median(run.step_s[-LATE_TURNS:]) / median(run.step_s[:EARLY_TURNS]) for run in longest]), 3
     )
+    bare = [(run, growth) for run in longest if (growth := run.bare_growth()) is not None]
+    if bare:
+        found[BARE_WRITE] = round(median([growth for _, growth in bare]), 3)
+        found["put_over_bare_write"] = round(median([run.growth(SaverOperation.PUT) / g for run, g in bare]), 3)
     return found
 
 

@@ -18,7 +18,7 @@ from pancake_langgraph.bench.render import arms_table, format_figure, ratios_tab
 from pancake_langgraph.bench.saver import SaverBenchPlan, run_saver_bench, run_turns
 from pancake_langgraph.bench.saver_arms import OpenSaver, SaverArm, file_bytes, open_arm
 from pancake_langgraph.bench.saver_figures import SaverRun, build_saver_figures
-from pancake_langgraph.bench.saver_recorder import RecordingSaver, SaverCall, SaverOperation
+from pancake_langgraph.bench.saver_recorder import BareWrite, RecordingSaver, SaverCall, SaverOperation
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.cli.main import pancake
 from pancake_langgraph.saver import PancakeSaver
@@ -97,7 +97,8 @@ def test_arms_rotate_and_quadratic_ones_go_far_only_once(tmp_path: Path) -> None
     flatness = (found.summary or {})["flatness"]
     assert flatness["pancake-sqlite"]["repeats"] == 2
     assert flatness["memory"]["turns"] == 101
-    assert set(flatness["memory"]) == {"turns", "repeats", *METRICS} - {"stored_bytes"}
+    told = {"turns", "repeats", "bare_write_s", "put_over_bare_write", *METRICS} - {"stored_bytes"}
+    assert set(flatness["memory"]) == told
 
 
 async def test_an_arm_stops_when_it_has_stored_too_much() -> None:
@@ -125,6 +126,25 @@ def test_flatness_compares_the_last_turns_with_the_first() -> None:
     assert figures.summary["flatness"]["memory"] == {
         "turns": 100, "repeats": 1, "put_s": 1.5, "put_writes_s": 1.5, "get_tuple_s": 1.5, "step_s": 2.0,
     }  # fmt: skip
+
+
+def test_the_growth_of_puts_is_compared_with_that_of_a_write_that_never_changes() -> None:
+    calls = tuple(SaverCall(op, turn, 3.0 if turn > 50 else 2.0) for op in SaverOperation for turn in range(1, 101))
+    bare = tuple(BareWrite(turn, 5.0 if turn > 50 else 4.0) for turn in range(5, 101, 5))
+    run = SaverRun(calls, (1.0,) * 100, {100: 7}, 7, bare)
+    flatness = build_saver_figures([{SaverArm.MEMORY: run}], (100,)).summary["flatness"]["memory"]
+    assert (flatness["put_s"], flatness["bare_write_s"], flatness["put_over_bare_write"]) == (1.5, 1.25, 1.2)
+
+
+async def test_a_bare_write_takes_the_place_of_the_puts_of_every_fifth_turn(tmp_path: Path) -> None:
+    written: list[int] = []
+    recorder = RecordingSaver(InMemorySaver(), lambda: written.append(recorder.turn))
+    graph = bench_module.build_conversation(TEXTS, recorder, is_async=True)
+    for recorder.turn in range(1, 11):
+        await graph.ainvoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "t"}}, durability="sync")
+    assert {write.turn for write in recorder.bare_writes} == set(written) == {5, 10}
+    timed = {call.turn for call in recorder.calls if call.operation is SaverOperation.PUT}
+    assert timed == set(range(1, 11)) - {5, 10}
 
 
 async def test_the_recorder_is_the_saver_it_wraps(tmp_path: Path) -> None:
