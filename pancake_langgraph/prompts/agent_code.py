@@ -14,6 +14,7 @@ from langchain_core.messages import SystemMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from pancake_langgraph._types import WireObject
+from pancake_langgraph.phases import phase_of
 from pancake_langgraph.prompts.align import literal
 from pancake_langgraph.prompts.declared import DeclaredPrompt
 from pancake_langgraph.prompts.parts import Keep, Part, Slice
@@ -25,12 +26,10 @@ from pancake_langgraph.wire.bodies import stable_tools
 logger = logging.getLogger(__name__)
 
 METADATA_KEY: Final = "pancake"
-PHASE_ATTRIBUTE: Final = "__pancake_phase__"
 _FACTORY: Final = "langchain.agents.factory"
 _CHAT_BASE: Final = "BaseChatOpenAI"
 _MAX_NESTING: Final = 6
 _MAX_NODES: Final = 512
-_WRAPPED: Final = ("func", "afunc")
 
 
 def prompts_of(graph: object) -> tuple[DeclaredPrompt, ...]:
@@ -68,13 +67,8 @@ def _declared(namespace: str, node: Any) -> DeclaredPrompt | None:
     metadata = safe_getattr(node, "metadata")
     pancake = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
     prompt = pancake.get("prompt") if isinstance(pancake, Mapping) else safe_getattr(pancake, "prompt")
-    if prompt is None:
-        bound = safe_getattr(node, "bound")
-        for owner in (bound, *(safe_getattr(bound, name) for name in _WRAPPED)):
-            phase = safe_getattr(owner, PHASE_ATTRIBUTE)
-            prompt = safe_getattr(phase, "prompt") if phase is not None else None
-            if prompt is not None:
-                break
+    if prompt is None and (phase := phase_of(safe_getattr(node, "bound"))) is not None:
+        prompt = phase.prompt
     return None if prompt is None else DeclaredPrompt(namespace, Source.DECLARED, prompt=prompt)
 
 

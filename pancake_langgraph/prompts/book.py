@@ -28,13 +28,17 @@ _HEAD_ONLY = "what comes behind the system prompt varies"
 
 @dataclass(slots=True)
 class _Agent:
-    """What is known of one agent: its shape, its last tools and salt, whether its prompts only grow."""
+    """What is known of one agent: its shape, its last prompt and salt, whether its prompts only grow.
+
+    `resumes` says that it keeps its history when it comes back from a tool, `comes_as` which agent it came back as.
+    """
 
     learner: ShapeLearner
     prompt: Prompt
     salt: str | None = None
     grows: Trust = field(default_factory=Trust)
     resumes: Trust = field(default_factory=Trust)
+    comes_as: AgentKey | None = None
 
 
 @dataclass(slots=True)
@@ -125,13 +129,17 @@ class PromptBook:
         if (node := self._nodes.get(namespace)) is not None:
             node.doubt.note(right=right)
 
-    def note_resume(self, agent: AgentKey, *, right: bool) -> None:
-        """Take in whether an agent that came back from a tool read all it had read before."""
+    def note_resume(self, agent: AgentKey, came_as: AgentKey, *, right: bool) -> None:
+        """Take in whether an agent that came back from a tool read all it had read before, and as whom it came.
+
+        A system prompt that changes with each turn makes it another agent.
+        """
         if (record := self._agents.get(agent)) is not None:
             record.resumes.note(right=right)
+            record.comes_as = came_as
 
-    def resumed(self, agent: AgentKey, prompt: Prompt, answer: WireObject) -> Prompt:
-        """Return what an agent that called a tool can be expected to read when it comes back.
+    def resumed(self, agent: AgentKey, prompt: Prompt, answer: WireObject) -> tuple[AgentKey, Prompt]:
+        """Return as whom an agent that called a tool comes back, and what it can be expected to read then.
 
         It is all that it had read and its answer, unless its prompts were seen to be trimmed or rewritten (then its
         system prompt), or its template to render answers differently (then what it had read).
@@ -139,19 +147,32 @@ class PromptBook:
         record, node = self._agents.get(agent), self._nodes.get(agent.namespace)
         doubt = node.doubt if node is not None else Doubt()
         if (record is not None and not record.resumes.holds) or (doubt.active and doubt.mistakes > 1):
-            return Prompt(leading_system_messages(prompt.messages), prompt.tools)
-        return prompt if doubt.active else Prompt((*prompt.messages, answer), prompt.tools)
+            other = self._agents.get(record.comes_as) if record is not None and record.comes_as is not None else None
+            if record is not None and record.comes_as is not None and other is not None:
+                agent, prompt = record.comes_as, other.prompt
+            return agent, Prompt(leading_system_messages(prompt.messages), prompt.tools)
+        return agent, prompt if doubt.active else Prompt((*prompt.messages, answer), prompt.tools)
 
     def predict(
-        self, namespace: str, thread_id: ThreadId, known: Known | None, *, graph_id: str = ""
+        self,
+        namespace: str,
+        thread_id: ThreadId,
+        known: Known | None,
+        *,
+        graph_id: str = "",
+        agent: AgentKey | None = None,
     ) -> Prediction | Unknown:
-        """Return the known beginning of the next prompt of the agent at `namespace`, or why there is none."""
+        """Return the known beginning of the next prompt of the agent at `namespace`, or why there is none.
+
+        Without `agent` it is the one that called last when the node began, in this thread if there.
+        """
         state = known or Known({}, all_unsure=True)
         best = self._declared_prediction(graph_id, namespace, state)
         node = self._nodes.get(namespace)
         if node is None:
             return best or Unknown("no call was seen at this node", seen=False)
-        agent = self._agent_at(node, thread_id)
+        if agent is None or agent not in self._agents:
+            agent = self._agent_at(node, thread_id)
         if node.doubt.active:
             return self._head_of(agent) or Unknown("the template renders earlier messages differently", seen=True)
         for found in (*self._learned(node, agent, thread_id, state), self._head_of(agent, node)):

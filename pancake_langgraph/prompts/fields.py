@@ -43,6 +43,7 @@ class Form(StrEnum):
     JOINED = "joined"
     LAST = "content of the last message"
     FIRST = "content of the first message"
+    COUNT = "number of items"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,11 @@ def text_of(fields: Fields, hole: Hole) -> str | None:
     if hole.form in (Form.LAST, Form.FIRST):
         return _content(value, hole.form)
     if hole.form is Form.JOINED:
+        if isinstance(value, list) and not value:
+            return ""
         return join(items, hole.separator) if (items := items_of(value)) else None
+    if hole.form is Form.COUNT:
+        return str(len(value)) if isinstance(value, list | tuple) else None
     if hole.form is Form.TEXT:
         return _plain(value)
     return _json(value, indent=2 if hole.form is Form.INDENTED else None)
@@ -173,6 +178,8 @@ def text_of(fields: Fields, hole: Hole) -> str | None:
 def texts_in(fields: Fields) -> Iterator[tuple[Hole, str]]:
     """Yield every text that the state's values may show up as, with the hole it would stand in; lists unjoined."""
     for path, value in _paths(fields):
+        if isinstance(value, list):
+            yield Hole(path, Form.COUNT), str(len(value))
         if is_messages(value):
             for form in (Form.LAST, Form.FIRST):
                 if text := _content(value, form):

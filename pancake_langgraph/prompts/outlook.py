@@ -14,6 +14,7 @@ from langgraph.types import Command, Send
 
 from pancake_langgraph.prompts.fields import MAX_FIELDS, Fields, as_messages, fields_of, is_messages
 from pancake_langgraph.prompts.parts import Known
+from pancake_langgraph.prompts.prediction import Trust
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -21,6 +22,8 @@ _V = TypeVar("_V")
 #: Nodes, fields and levels whose habits are remembered.
 MAX_HABITS: Final = 2048
 MAX_UPDATES: Final = 16
+#: Writes to one field in one step that are put in order.
+MAX_STEP_WRITES: Final = 64
 _REMOVE_ALL: Final = "__remove_all__"
 NOTHING: Final = Known({}, all_unsure=True)
 
@@ -44,14 +47,49 @@ class Habit:
 
 
 @dataclass(slots=True)
+class Writes:
+    """What the nodes of one step wrote to one field, which had the value `before`; LangGraph orders them by task."""
+
+    before: object
+    writes: list[tuple[str, int, object]] = field(default_factory=list)
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether the order of the writes cannot be told."""
+        unknown = len(self.writes) > 1 and any(not order for order, _, _ in self.writes)
+        return unknown or len(self.writes) > MAX_STEP_WRITES
+
+    def add(self, order: str, written: object) -> None:
+        """Take in one write."""
+        if len(self.writes) <= MAX_STEP_WRITES:
+            self.writes.append((order, len(self.writes), written))
+
+    def value(self, reducer: Reducer | None, *, before: str | None = None) -> object:
+        """Return the value after all writes, or after those of tasks that are ordered before `before`."""
+        value = self.before
+        for order, _, written in sorted(self.writes, key=lambda write: write[:2]):
+            if before is None or order < before:
+                value = _reduced(value, written, reducer)[0]
+        return value
+
+
+@dataclass(slots=True)
 class Level:
-    """The state of one run of a graph; `running` are its open nodes by namespace, `unsure` fields not followed."""
+    """The state of one run of a graph, as far as it was seen (`is_blind`: not at all).
+
+    `running` are its open nodes by namespace, with their names and orders; `unsure` are fields that could not be
+    followed, `written` this step's writes, `input_fields` those of the run's input until a node has read them.
+    """
 
     path: str
     fields: dict[str, Any] = field(default_factory=dict)
-    running: dict[str, str] = field(default_factory=dict)
+    is_blind: bool = True
+    step: int = -1
+    running: dict[str, tuple[str, str]] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)
+    written: dict[str, Writes] = field(default_factory=dict)
     checks: list[tuple[str, object, object]] = field(default_factory=list)
+    input_fields: tuple[str, ...] = ()
 
 
 def updates_of(outputs: object) -> tuple[Mapping[str, Any], ...]:
@@ -83,27 +121,48 @@ class Outlook:
         self._habits: OrderedDict[tuple[str, str], Habit] = OrderedDict()
         self._reducers: OrderedDict[tuple[str, str], Reducer] = OrderedDict()
         self._foreign: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._opens: OrderedDict[str, Trust] = OrderedDict()
+        self._threads: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many habits, reducers and levels are remembered."""
-        return len(self._levels) + len(self._habits) + len(self._reducers) + len(self._foreign)
+        """Return how many levels, habits and facts of other kinds are remembered."""
+        known = len(self._levels) + len(self._habits) + len(self._reducers) + len(self._foreign)
+        return known + len(self._opens) + len(self._threads)
+
+    def run_started(self, run: Hashable, thread_id: str, fields: Fields | None, graph_id: str) -> None:
+        """Take in the input of a run; in a thread that is new it is all that the first node reads."""
+        is_new = thread_id not in self._threads
+        _put(self._threads, thread_id, None, MAX_HABITS)
+        level = self._level(run, Spot("", "", "", ""))
+        if fields is None or not is_new:
+            return
+        for name, value in islice(fields.items(), MAX_FIELDS):
+            self._write(graph_id, level, Habit(), name, value, "")
+        level.input_fields = tuple(level.fields)
+        level.is_blind = not self._trust(graph_id).holds
 
     def node_started(self, run: Hashable, spot: Spot, fields: Fields | None, graph_id: str) -> None:
         """Take in the state that a node reads."""
         level = self._level(run, spot)
-        level.running[spot.namespace] = spot.node
+        level.running[spot.namespace] = spot.node, spot.order
         while len(level.running) > MAX_HABITS:
             level.running.pop(next(iter(level.running)))
         if fields is None:
             return
         self._note_origin(run, spot, level, fields, graph_id)
-        if spot.is_pushed:
+        is_late = spot.step == level.step and bool(level.written)  # it reads what was there before its siblings wrote
+        if spot.step > level.step:
+            level.written.clear()
+            level.step = spot.step
+        if spot.is_pushed or is_late:
             return
         for name, old, written in level.checks:
             if name in fields:
                 self._learn_reducer(graph_id, level, name, old, written, fields[name])
         level.checks.clear()
+        self._check_input(graph_id, level, fields)
         level.fields.update(islice(fields.items(), MAX_FIELDS))
+        level.is_blind = False
         level.unsure -= fields.keys()
         while len(level.fields) > MAX_FIELDS:
             level.fields.pop(next(iter(level.fields)))
@@ -119,7 +178,7 @@ class Outlook:
             for name, written in islice(update.items(), MAX_FIELDS):
                 if len(habit.writes) < MAX_FIELDS:
                     habit.writes.add(name)
-                self._write(graph_id, level, habit, name, written)
+                self._write(graph_id, level, habit, name, written, spot.order)
 
     def node_cut(self, run: Hashable, spot: Spot) -> None:
         """Take in that a node ended without a result."""
@@ -136,9 +195,9 @@ class Outlook:
         Nodes under way at its level, and `num_between` that have not started yet, may write before it starts.
         """
         level = self._level_for(run, around, target)
-        if level is None or self._foreign.get((graph_id, target), 0) > 0:
+        if level is None or level.is_blind or self._foreign.get((graph_id, target), 0) > 0:
             return NOTHING
-        habits = [self._habits.get((graph_id, f"{level.path}/{node}")) for node in level.running.values()]
+        habits = [self._habits.get((graph_id, f"{level.path}/{node}")) for node, _ in level.running.values()]
         if num_between:  # any node of the level may be it
             here = f"{level.path}/"
             habits += [h for (graph, key), h in self._habits.items() if graph == graph_id and key.startswith(here)]
@@ -147,7 +206,8 @@ class Outlook:
         rewrites = set().union(*(habit.rewrites for habit in habits if habit)) | level.unsure
         lists = {name for name, value in level.fields.items() if is_messages(value)} - rewrites
         growing = lists if unseen else lists & writes
-        return Known(dict(level.fields), frozenset(writes - growing), frozenset(growing), all_unsure=unseen)
+        fields = {**level.fields, **self._early_writes(graph_id, level)}
+        return Known(fields, frozenset(writes - growing), frozenset(growing), all_unsure=unseen)
 
     def _level_for(self, run: Hashable, around: str, target: str) -> Level | None:
         """Return the level that `target` runs at or under, from `around` outwards."""
@@ -183,21 +243,48 @@ class Outlook:
         doubt = self._foreign.get(key, 0)
         _put(self._foreign, key, max(doubt - 1, 0) if same and not spot.is_pushed else 2, MAX_HABITS)
 
-    def _write(self, graph_id: str, level: Level, habit: Habit, name: str, written: object) -> None:
-        old = level.fields.get(name)
-        reducer = self._reducers.get((graph_id, f"{level.path}/{name}"))
-        level.checks.append((name, old, written))
-        del level.checks[:-MAX_FIELDS]
-        if reducer is Reducer.UNKNOWN:
-            level.unsure.add(name)
-        elif reducer is Reducer.MESSAGES or (reducer is None and (is_messages(old) or is_messages(written))):
-            merged, grew = _merged(old if is_messages(old) else [], written)  # type: ignore[arg-type]
-            (habit.rewrites.discard if grew else habit.rewrites.add)(name)
-            level.fields[name] = merged
-        elif reducer is Reducer.APPEND and isinstance(old, list) and isinstance(written, list):
-            level.fields[name] = [*old, *written]
+    def _trust(self, graph_id: str) -> Trust:
+        trust = self._opens.get(graph_id) or Trust()
+        _put(self._opens, graph_id, trust, MAX_HABITS)
+        return trust
+
+    def _check_input(self, graph_id: str, level: Level, fields: Fields) -> None:
+        """Learn whether the first node of a new thread reads the run's input and nothing before it."""
+        seen = [name for name in level.input_fields if is_messages(fields.get(name))]
+        if seen:
+            pairs = [(fields[name], as_messages(level.fields.get(name)) or []) for name in seen]
+            right = all(_begins(now, then) and len(now) == len(then) for now, then in pairs)
+            self._trust(graph_id).note(right=right)
+        level.input_fields = ()
+
+    def _write(self, graph_id: str, level: Level, habit: Habit, name: str, written: object, order: str) -> None:
+        step = level.written.get(name)
+        if step is None:
+            step = level.written[name] = Writes(level.fields.get(name))
         else:
-            level.fields[name] = written
+            level.checks = [check for check in level.checks if check[0] != name]
+        step.add(order, written)
+        reducer = self._reducers.get((graph_id, f"{level.path}/{name}"))
+        if len(step.writes) == 1:
+            level.checks.append((name, step.before, written))
+            del level.checks[:-MAX_FIELDS]
+        if reducer is Reducer.UNKNOWN or step.is_unordered:
+            level.unsure.add(name)
+            level.fields[name] = step.before
+            return
+        if reducer is not Reducer.REPLACE:
+            grew = _reduced(step.before, written, reducer)[1]
+            (habit.rewrites.discard if grew else habit.rewrites.add)(name)
+        level.fields[name] = step.value(reducer)
+
+    def _early_writes(self, graph_id: str, level: Level) -> Mapping[str, Any]:
+        """Return the written fields without those writes that a node under way may come before."""
+        first = min((order for _, order in level.running.values()), default="")
+        found = {}
+        for name, step in level.written.items():
+            if level.running and name not in level.unsure:
+                found[name] = step.value(self._reducers.get((graph_id, f"{level.path}/{name}")), before=first)
+        return found
 
     def _learn_reducer(self, graph_id: str, level: Level, name: str, old: object, written: object, now: object) -> None:
         """Compare what a node wrote with what the next one read; by lengths and ends only, whatever the size."""
@@ -222,7 +309,8 @@ class Outlook:
 class Spot:
     """Where a node runs: its `namespace` and the one `around` it with task ids, the level's `path` without, its name.
 
-    `is_pushed` says that it got an input of its own (`Send`).
+    `is_pushed` says that it got an input of its own (`Send`), `step` counts the steps of its graph, and `order` sorts
+    the tasks of one step as LangGraph does (empty: not known).
     """
 
     namespace: str
@@ -230,6 +318,8 @@ class Spot:
     path: str
     node: str
     is_pushed: bool = False
+    step: int = 0
+    order: str = ""
 
 
 def _begins(value: object, head: object) -> bool:
@@ -249,6 +339,15 @@ def _same_atom(left: object, right: object) -> bool:
     if isinstance(left, str) and isinstance(right, str):
         return len(left) == len(right) and left == right
     return isinstance(left, int | float | None) and left == right
+
+
+def _reduced(old: object, written: object, reducer: Reducer | None) -> tuple[object, bool]:
+    """Return a field's value after a write, and whether what was there stayed as it was."""
+    if reducer is Reducer.MESSAGES or (reducer is None and (is_messages(old) or is_messages(written))):
+        return _merged(old if is_messages(old) else [], written)  # type: ignore[arg-type]
+    if reducer is Reducer.APPEND and isinstance(old, list) and isinstance(written, list):
+        return [*old, *written], True
+    return written, False
 
 
 def _merged(old: Sequence[BaseMessage], written: object) -> tuple[list[BaseMessage], bool]:

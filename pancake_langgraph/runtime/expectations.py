@@ -15,6 +15,8 @@ from pancake_langgraph.runtime.handles import Handle
 
 #: Parallel workers at one place whose pauses are remembered.
 MAX_PER_PLACE = 64
+#: `Place.around` of a predicted call whose task ids are not known yet.
+ANYWHERE = "*"
 
 
 class Cause(StrEnum):
@@ -46,7 +48,8 @@ class Expectation:
     `computing` says that the work under way computes and does not only copy; `barred` that the engine refused it;
     `is_branch` that it is one of several ways the graph may take next.  `source` says where a predicted prompt comes
     from, `stop` why it ends where it ends, `is_cut` that it ends inside a message; `num_between` nodes that had not
-    started run before the call.  `full_prompt` is what an agent would read that comes back and keeps its history.
+    started run before the call.  `full_prompt` is what agent `came_from` would read that comes back and keeps its
+    history.
     """
 
     place: Place
@@ -76,6 +79,7 @@ class Expectation:
     stop: str = ""
     num_between: int = 0
     full_prompt: Prompt | None = None
+    came_from: AgentKey | None = None
 
     @property
     def busy(self) -> bool:
@@ -85,7 +89,15 @@ class Expectation:
     def copy(self) -> ExpectedCall:
         """Return what others may know of it."""
         return ExpectedCall(
-            self.place.thread_id, self.place.node, self.cause, self.prompt, self.p_next, self.created_at_s
+            self.place.thread_id,
+            self.place.node,
+            self.cause,
+            self.prompt,
+            self.p_next,
+            self.created_at_s,
+            self.is_cut,
+            self.source,
+            self.stop,
         )
 
     def fits(self, prompt: Prompt) -> bool:
@@ -109,7 +121,11 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCall:
-    """A copy of one expected call, to be read outside the runtime's loop.  `prompt` is its known beginning."""
+    """A copy of one expected call, to be read outside the runtime's loop.
+
+    `prompt` is its known beginning, with `is_cut` up to inside its last message; `source` says where a predicted prompt
+    comes from, `stop` why it ends where it ends.
+    """
 
     thread_id: ThreadId
     node: str
@@ -117,6 +133,9 @@ class ExpectedCall:
     prompt: Prompt
     p_next: float
     created_at_s: float
+    is_cut: bool = False
+    source: Source | None = None
+    stop: str = ""
 
 
 class ExpectationTable:
@@ -155,6 +174,14 @@ class ExpectationTable:
     def at(self, place: Place) -> tuple[Expectation, ...]:
         """Return what is expected at `place`, oldest first."""
         return tuple(self._at.get(place, ()))
+
+    def move(self, expectation: Expectation, place: Place) -> None:
+        """Let an expected call have its exact place, which was not known before."""
+        if expectation in self:
+            self.discard(expectation)
+            expectation.place = place
+            self._entries[id(expectation)] = expectation
+            self._at.setdefault(place, []).append(expectation)
 
     def claim(self, place: Place, prompt: Prompt) -> Expectation | None:
         """Take out what was expected of a call with `prompt` at `place`: it has come.

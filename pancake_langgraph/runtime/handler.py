@@ -101,7 +101,8 @@ class RuntimeHandler(GraphCallbackHandler):
             self._chains.popitem(last=False)
         if is_outermost:  # the run that this handler was given for, alone or inside somebody else's chain
             is_resumed = inputs is None or isinstance(inputs, Command)
-            self._start(run_id, parent_run_id, SpanKind.RUN, name or "run", meta, is_resumed=is_resumed)
+            fields = None if is_resumed else _seen(fields_of, inputs)
+            self._start(run_id, parent_run_id, SpanKind.RUN, name or "run", meta, fields=fields, is_resumed=is_resumed)
         elif any(tag.startswith(_NODE_TAG) for tag in tags or ()) or self._is_called(parent_run_id, meta):
             _remember(self._nodes, run_id, str(meta.get("langgraph_checkpoint_ns") or ""))
             node = str(meta.get("langgraph_node") or name)
@@ -248,6 +249,7 @@ class RuntimeHandler(GraphCallbackHandler):
                 graph_id=self.graph_id,
                 fields=fields,
                 is_pushed=(meta.get("langgraph_path") or ("",))[0] == _PUSH,
+                order=_order(meta.get("langgraph_path")),
                 step=int(meta.get("langgraph_step") or 0),
                 triggers=tuple(meta.get("langgraph_triggers") or ()),
                 is_called=kind is SpanKind.NODE and _is_call(meta.get("langgraph_path")),
@@ -292,6 +294,14 @@ def _status_of(error: BaseException) -> SpanStatus:
     if isinstance(error, GraphInterrupt | asyncio.CancelledError | GeneratorExit):
         return SpanStatus.CANCELLED
     return SpanStatus.ERROR
+
+
+def _order(path: Any) -> str:
+    """Return a text that sorts the tasks of one step as LangGraph does when it applies their writes."""
+    parts = path[:2] if isinstance(path, tuple) else ()
+    if len(parts) < 2 or not isinstance(parts[1], str | int):
+        return ""
+    return f"{parts[0]}, {parts[1]:010d}" if isinstance(parts[1], int) else f"{parts[0]}, {parts[1]}"
 
 
 def _seen(read: Callable[[object], _T], value: object) -> _T | None:

@@ -16,7 +16,7 @@ from pancake_langgraph.prompts.outlook import Outlook, Spot
 from pancake_langgraph.prompts.parts import Known
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.prompts.wire_form import wire_form
-from pancake_langgraph.runtime.expectations import Cause, Expectation
+from pancake_langgraph.runtime.expectations import ANYWHERE, Cause, Expectation
 from pancake_langgraph.runtime.signals import Closed, Opened, Requested
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import Call, State
@@ -48,10 +48,23 @@ class PromptWatch:
         self._told: OrderedDict[str, str] = OrderedDict()
         self._waiting: OrderedDict[tuple[UUID, str], _Waiting] = OrderedDict()
 
+    def run_started(self, opened: Opened) -> None:
+        """Take in the input of a run."""
+        fields = None if opened.is_resumed else opened.fields
+        self._outlook.run_started(opened.run_id, opened.thread_id or str(opened.run_id), fields, opened.graph_id)
+
     def node_started(self, opened: Opened, span: OpenSpan) -> None:
         """Take in the state that a node reads."""
-        self._level_moved_on(span.root_id, parent_namespace(opened.checkpoint_ns))
-        self._outlook.node_started(span.root_id, _spot(opened), opened.fields, opened.graph_id)
+        spot = _spot(opened)
+        self._level_moved_on(span.root_id, spot.around)
+        self._outlook.node_started(span.root_id, spot, opened.fields, opened.graph_id)
+        if opened.fields is None or opened.is_pushed:  # which of several workers calls first is not known
+            return
+        node = strip_task_ids(opened.checkpoint_ns)
+        for expectation in self._state.expectations:  # what it reads is certain now
+            place = expectation.place
+            if expectation.run_id == span.root_id and place.node == node and place.around in (spot.around, ANYWHERE):
+                self._foretell(expectation, Known(opened.fields), opened.graph_id)
 
     def node_ended(self, span: OpenSpan, closed: Closed, *, finished: bool) -> None:
         """Take in what a node wrote; the prompts expected next are then known further."""
@@ -86,7 +99,8 @@ class PromptWatch:
             task=node.opened.run_id if node else None,
         )
         if isinstance(claim, Expectation) and claim.full_prompt is not None:
-            book.note_resume(claim.agent, right=begins_with(signal.prompt, claim.full_prompt))
+            right = begins_with(signal.prompt, claim.full_prompt)
+            book.note_resume(claim.came_from or claim.agent, agent, right=right)
 
     def predict(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan) -> Prediction | None:
         """Return what the next prompt of a candidate begins with.
@@ -100,10 +114,19 @@ class PromptWatch:
             self._told.pop(node, None)
             return found
         if found.seen or known.fields:
-            self._waiting[span.root_id, node] = _Waiting(candidate, thread_id, around, span, found)
-            while len(self._waiting) > self._state.settings.max_contexts:
-                self._waiting.popitem(last=False)
+            self._wait(candidate, thread_id, around, span, found)
         return None
+
+    def ask_again(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan) -> None:
+        """Keep a candidate for `waiting`: its next turn cannot be told from the present one yet."""
+        self._wait(candidate, thread_id, around, span, Unknown("its present turn has not ended", seen=False))
+
+    def _wait(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan, unknown: Unknown) -> None:
+        self._waiting[span.root_id, f"{around}|{candidate.node}"] = _Waiting(
+            candidate, thread_id, around, span, unknown
+        )
+        while len(self._waiting) > self._state.settings.max_contexts:
+            self._waiting.popitem(last=False)
 
     def waiting(self, root_id: UUID, around: str) -> tuple[tuple[Candidate, ThreadId, str, OpenSpan], ...]:
         """Take out the candidates of a level whose prompts could not be told before; more is known now."""
@@ -117,19 +140,27 @@ class PromptWatch:
             self._tell(waits.candidate.node, waits.thread_id, waits.unknown)
 
     def refresh(self, expectation: Expectation, around: str, graph_id: str) -> None:
-        """Let an expected successor's prompt grow with what is known now."""
-        if expectation.cause is not Cause.SUCCESSOR or expectation.busy or expectation.claimed:
-            return
+        """Let an expected prompt grow with what is known now."""
         place = expectation.place
+        around = around if place.around == ANYWHERE else place.around
         known = self._outlook.known(
             expectation.run_id, around, place.node, num_between=expectation.num_between, graph_id=graph_id
         )
-        found = self._state.book.predict(place.node, place.thread_id, known, graph_id=graph_id)
+        self._foretell(expectation, known, graph_id)
+
+    def _foretell(self, expectation: Expectation, known: Known, graph_id: str) -> None:
+        if expectation.busy or expectation.claimed:
+            return
+        is_resume = expectation.cause is Cause.RESUME
+        if is_resume and expectation.base_ids is not None:
+            return  # it reads on behind what it has read
+        place, agent = expectation.place, expectation.agent if is_resume else None
+        found = self._state.book.predict(place.node, place.thread_id, known, graph_id=graph_id, agent=agent)
         if isinstance(found, Prediction):
             expectation.foretell(found)
 
-    def resume_prompt(self, call: Call, answer: AIMessage) -> tuple[Prompt, Prompt] | None:
-        """Return what an agent that called a tool will read, and all that it would read if nothing was trimmed.
+    def resume_prompt(self, call: Call, answer: AIMessage) -> tuple[AgentKey, Prompt, Prompt] | None:
+        """Return who comes back, what he will read, and all that he would read if nothing was trimmed.
 
         `None` when the answer has no wire form.
         """
@@ -138,7 +169,7 @@ class PromptWatch:
             return None
         form = with_reasoning(wire[0], answer) if sends_reasoning(call.prompt.messages) else wire[0]
         full = Prompt((*call.prompt.messages, form), call.prompt.tools)
-        return self._state.book.resumed(call.agent, call.prompt, form), full
+        return *self._state.book.resumed(call.agent, call.prompt, form), full
 
     def judge_tokens(self, call: Call) -> None:
         """Tell the book whether a prompt whose messages were foreseen also had the tokens that were foreseen."""
@@ -162,5 +193,12 @@ class PromptWatch:
 
 def _spot(opened: Opened) -> Spot:
     around = parent_namespace(opened.checkpoint_ns)
-    name = strip_task_ids(opened.checkpoint_ns).rpartition("|")[2] or opened.name
-    return Spot(opened.checkpoint_ns, around, strip_task_ids(around), name, is_pushed=opened.is_pushed)
+    return Spot(
+        opened.checkpoint_ns,
+        around,
+        strip_task_ids(around),
+        strip_task_ids(opened.checkpoint_ns).rpartition("|")[2] or opened.name,
+        is_pushed=opened.is_pushed,
+        step=opened.step,
+        order=opened.order,
+    )

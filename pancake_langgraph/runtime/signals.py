@@ -16,10 +16,11 @@ from pancake_langgraph.prompts.fields import Fields
 class Opened:
     """A run, node, call or tool began.
 
-    `checkpoint_ns` keeps its task ids; `fields` is a node's input state, by reference, `is_pushed` says that it is no
-    part of the graph's state (`Send`); `graph_id` is empty when the graph's topology was not read.  `step` counts the
-    steps of the graph around a node, `triggers` are all channels that can start it, `is_called` says that it is a task
-    of the functional API; `is_resumed` that a run goes on from a checkpoint instead of taking an input.
+    `checkpoint_ns` keeps its task ids; `fields` is the input of a node or run, by reference, `is_pushed` says that a
+    node's is no part of the graph's state (`Send`), `order` sorts the tasks of a step; `graph_id` is empty when the
+    graph's topology was not read.  `step` counts the steps of the graph around a node, `triggers` are all channels that
+    can start it, `is_called` says that it is a task of the functional API; `is_resumed` that a run goes on from a
+    checkpoint instead of taking an input.
     """
 
     at_s: float
@@ -32,6 +33,7 @@ class Opened:
     agent_name: str | None = None
     fields: Fields | None = None
     is_pushed: bool = False
+    order: str = ""
     graph_id: str = ""
     step: int = 0
     triggers: tuple[str, ...] = ()

@@ -10,12 +10,12 @@ from langchain_core.messages import AIMessage
 from pancake_langgraph._types import Candidate, NodeId, Outcome, ThreadId
 from pancake_langgraph.forecast import Clue
 from pancake_langgraph.ledger import SpanKind, SpanStatus
-from pancake_langgraph.prompts import agent_key, strip_task_ids
+from pancake_langgraph.prompts import agent_key, begins_with, strip_task_ids
 from pancake_langgraph.prompts.identity import parent_namespace
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.runtime.actor import Actor
 from pancake_langgraph.runtime.choices import clues_in
-from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
+from pancake_langgraph.runtime.expectations import ANYWHERE, Cause, Expectation, Place
 from pancake_langgraph.runtime.prompting import PromptWatch
 from pancake_langgraph.runtime.signals import (
     Closed,
@@ -33,9 +33,8 @@ from pancake_langgraph.runtime.signals import (
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import DEFAULT_MAX_OUTPUT_TOKENS, Call, State, estimated_tokens
 from pancake_langgraph.runtime.trails import UNREAD, Situation, Trails
+from pancake_langgraph.topology import START
 
-#: `Place.around` of a predicted call whose task ids are not known yet.
-ANYWHERE = "*"
 #: A successor less probable than this is one branch of several.
 CERTAIN = 0.999
 
@@ -86,12 +85,17 @@ class Watcher:
             self._tool_started(signal)
         elif signal.kind is SpanKind.RUN and span.root_id == signal.run_id:
             self._trails.run_started(signal)
+            self._prompts.run_started(signal)
+            if not signal.is_resumed:
+                start = Situation(START, (), (), signal.at_s)
+                self._forecast(start, _graph_id(signal), _thread_of(signal, span), "", span)
 
     def _node_started(self, signal: Opened, span: OpenSpan) -> None:
         node = NodeId(strip_task_ids(signal.checkpoint_ns) or signal.name)
         around = parent_namespace(signal.checkpoint_ns)
         situation = self._trails.node_started(signal, span.root_id)
-        self._drop_dead_branches(node, around, span)
+        if not signal.is_pushed:  # other nodes may be sent inputs beside it
+            self._drop_dead_branches(node, around, span)
         self._prompts.node_started(signal, span)
         self._forecast(situation, _graph_id(signal), _thread_of(signal, span), around, span)
 
@@ -135,9 +139,16 @@ class Watcher:
         if already := (*known.at(place), *known.at(Place(thread_id, ANYWHERE, node))):
             for expectation in already:
                 expectation.p_next = max(expectation.p_next, candidate.p_next)
-                expectation.is_branch = expectation.is_branch and candidate.p_next < CERTAIN
-                expectation.num_between = candidate.steps - 1
-                self._prompts.refresh(expectation, around, span.opened.graph_id)
+                was_far = expectation.num_between > 0 and candidate.steps == 1  # only now it is one of the next
+                expectation.is_branch = (expectation.is_branch or was_far) and candidate.p_next < CERTAIN
+                expectation.num_between = min(expectation.num_between, candidate.steps - 1)
+                if same_level:
+                    known.move(expectation, place)
+            if node == strip_task_ids(span.opened.checkpoint_ns):  # what is expected is this turn's call, not the next
+                self._prompts.ask_again(candidate, thread_id, around, span)
+            else:
+                for expectation in already:
+                    self._prompts.refresh(expectation, around, span.opened.graph_id)
             return
         if any(call.place.node == node for call in self._calls_of(thread_id)):
             return
@@ -325,11 +336,12 @@ class Watcher:
         found = self._prompts.resume_prompt(call, answer)
         if found is None or answer.tool_calls[0]["name"] in self._state.handoff_tools.get(call.graph_id, ()):
             return
-        prompt, full = found
+        agent, prompt, full = found
         self._expect(
             Expectation(
                 place=call.place,
-                agent=call.agent,
+                agent=agent,
+                came_from=call.agent,
                 cause=Cause.RESUME,
                 run_id=call.root_id,
                 prompt=prompt,
@@ -338,7 +350,7 @@ class Watcher:
                 p_next=1.0,
                 created_at_s=self._state.clock.now_s(),
                 eta_at_s=self._pause_eta(call, answer),
-                base_ids=call.token_ids if len(prompt.messages) >= len(call.prompt.messages) else None,
+                base_ids=call.token_ids if begins_with(prompt, call.prompt) else None,
                 restorable=self._state.settings.tier_url is not None,
             )
         )

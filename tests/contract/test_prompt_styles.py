@@ -3,26 +3,32 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+from uuid import uuid4
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, dynamic_prompt
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
-from pancake_langgraph._types import Outcome, Prompt
+from pancake_langgraph._types import Candidate, NodeId, Outcome, Prompt, ThreadId
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.fake import FakeAnswer, FakeEngine, FakeEngineSettings, FakeToolCall
 from pancake_langgraph.engines.fake_text import render
-from pancake_langgraph.prompts.prediction import Source, with_other_ends
+from pancake_langgraph.ledger import SpanKind
+from pancake_langgraph.phases import phase
+from pancake_langgraph.prompts.agent_code import prompts_of
+from pancake_langgraph.prompts.prediction import Source, Unknown, with_other_ends
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.runtime import Runtime, attach
 from pancake_langgraph.runtime.expectations import Cause, Expectation
 from pancake_langgraph.runtime.prompting import PromptWatch
+from pancake_langgraph.runtime.signals import Opened
+from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from pancake_langgraph.testing.fake_server import FakeEngineServer
 from tests.contract.prompt_styles import RULES, STYLES, SYSTEM, State, build
@@ -176,6 +182,20 @@ async def test_an_agent_whose_prompt_middleware_may_rewrite_is_learned_from_call
     assert [call.share >= 0.95 for call in bed.calls] == [False, True, True]
 
 
+async def test_an_agent_whose_system_prompt_counts_its_messages_is_foreseen_when_it_comes_back(bed: Watched) -> None:
+    @dynamic_prompt
+    def counted(request: Any) -> str:
+        return f"You look things up. {RULES} Messages so far: {len(request.messages)}."
+
+    graph = attach(agent_of(bed, middleware=[counted]), runtime=bed.runtime)
+    for number in range(6):
+        await graph.ainvoke({"messages": [HumanMessage(f"look for thing {number}, please")]}, config(number))
+    bed.settle()
+    back = bed.calls[1::2]
+    assert all(call.cause is Cause.RESUME for call in back)
+    assert all(call.is_true and call.share > 0.95 for call in back[3:]), [(c.share, c.is_true, c.stop) for c in back]
+
+
 def two_nodes(writer: Any, *, state: Any = State) -> Any:
     async def prepare(state: Any) -> dict[str, Any]:
         return {}
@@ -186,6 +206,52 @@ def two_nodes(writer: Any, *, state: Any = State) -> Any:
     builder.add_edge(START, "prepare")
     builder.add_edge("prepare", "writer")
     return builder.compile()
+
+
+async def test_a_prompt_declared_by_a_phase_is_read_from_the_node(bed: Watched) -> None:
+    model = bed.model()
+
+    def made(state: Any) -> list[Any]:
+        return [SYSTEM, HumanMessage(str(state["messages"][-1].content).upper())]
+
+    @phase(kind="generation", prompt=made)
+    async def writer(state: State) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(made(state))]}
+
+    graph = attach(two_nodes(writer), runtime=bed.runtime)
+    for number in range(2):
+        await graph.ainvoke({"messages": [HumanMessage(f"hello {number}")]}, config(number))
+    bed.settle()
+    assert [call.source for call in bed.calls] == [None, Source.DECLARED]
+    assert bed.calls[1].share > 0.99
+
+
+def test_the_prompts_of_an_odd_graph_are_left_to_be_learned() -> None:
+    class Odd:
+        nodes: ClassVar[dict[str, Any]] = {"a": object(), "b": None}
+
+        def get_subgraphs(self) -> Any:
+            raise RuntimeError("not for you")
+
+    assert prompts_of(Odd()) == ()
+    assert prompts_of(object()) == ()
+
+
+async def test_what_is_kept_for_runs_that_never_end_is_bounded() -> None:
+    engine = FakeEngine(FakeEngineSettings())
+    with FakeEngineServer(engine) as server:
+        runtime = Runtime(RuntimeSettings(engine="fake", max_contexts=16), engine=BridgedEngine(server))
+        watch = PromptWatch(runtime._state)
+        for number in range(200):
+            run_id = uuid4()
+            opened = Opened(0.0, run_id, None, SpanKind.NODE, "node", ThreadId(""), f"node:{number}", fields={"a": 1})
+            span = OpenSpan(opened, run_id)
+            watch.node_started(opened, span)
+            candidate = Candidate(NodeId(f"next{number}"), 1.0, 1, None, "")
+            assert watch.predict(candidate, ThreadId(""), "", span) is None
+            watch._tell(candidate.node, ThreadId(""), Unknown("a reason", seen=True))
+        assert len(watch._waiting) == len(watch._told) == 16
+        runtime.close()
 
 
 async def test_of_two_prompts_in_one_node_the_first_one_is_foreseen(bed: Watched) -> None:
@@ -227,6 +293,70 @@ async def test_a_worker_with_an_input_of_its_own_is_not_foreseen_from_the_graphs
     bed.settle()
     assert all(call.is_true for call in bed.calls[2:])
     assert all(call.share > 0.5 for call in bed.calls[2:])
+
+
+async def test_the_first_prompt_of_a_new_thread_is_foreseen_from_the_runs_input(bed: Watched) -> None:
+    model = bed.model()
+
+    async def writer(state: State) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke([SYSTEM, *state["messages"]])]}
+
+    builder = StateGraph(State)
+    builder.add_node("writer", writer)
+    builder.add_edge(START, "writer")
+    graph = attach(builder.compile(checkpointer=InMemorySaver()), runtime=bed.runtime)
+    for number in range(3):
+        await graph.ainvoke({"messages": [("user", f"hello {number}")]}, config(number))
+    await graph.ainvoke({"messages": [("user", "and again")]}, config(0))
+    bed.settle()
+    assert all(call.is_true for call in bed.calls)
+    assert [call.share > 0.99 for call in bed.calls] == [False, True, True, True]
+
+
+async def test_the_next_turn_of_a_node_that_follows_itself_is_foreseen(bed: Watched) -> None:
+    model = bed.model()
+
+    async def worker(state: State) -> dict[str, Any]:
+        answer = await model.ainvoke([SYSTEM, HumanMessage(f"Plan: {state['plan']}")])
+        return {"messages": [answer], "round": state["round"] + 1, "plan": f"{state['plan']}, then more"}
+
+    builder: Any = StateGraph(State)
+    builder.add_node("worker", worker)
+    builder.add_edge(START, "worker")
+    builder.add_conditional_edges("worker", lambda s: "worker" if s["round"] < 3 else END, ["worker", END])
+    graph = attach(builder.compile(), runtime=bed.runtime)
+    for number in range(5):
+        await graph.ainvoke({"messages": [], "round": 0, "plan": f"go to {number}"}, config(number))
+    bed.settle()
+    assert all(call.is_true for call in bed.calls[6:])
+    assert min(call.share for call in bed.calls[12:]) > 0.9, [(c.share, c.source, c.stop) for c in bed.calls]
+
+
+async def test_teams_that_run_side_by_side_are_each_foreseen_from_their_own_state(bed: Watched) -> None:
+    model = bed.model()
+
+    def speaker(name: str) -> Any:
+        async def speak(state: State) -> dict[str, Any]:
+            return {"messages": [await model.ainvoke([SystemMessage(f"{name} {RULES}"), *state["messages"]])]}
+
+        return speak
+
+    team = StateGraph(State)
+    for name in ("search", "sum_up"):
+        team.add_node(name, speaker(name))
+    team.add_edge(START, "search")
+    team.add_edge("search", "sum_up")
+    builder: Any = StateGraph(State)
+    builder.add_node("team", team.compile())
+    sends = [Send("team", {"messages": [HumanMessage(f"part {part} of it " * 9)]}) for part in range(3)]
+    builder.add_conditional_edges(START, lambda s: sends, ["team"])
+    graph = attach(builder.compile(), runtime=bed.runtime)
+    for number in range(3):
+        await graph.ainvoke({"messages": [HumanMessage(f"hello {number}")]}, config(number))
+    bed.settle()
+    summaries = [call for call in bed.calls if call.node == "team|sum_up"]
+    assert all(call.is_true for call in summaries)
+    assert min(call.share for call in summaries[3:]) > 0.9
 
 
 async def test_a_loop_that_trims_its_history_is_held_to_what_stays(bed: Watched) -> None:

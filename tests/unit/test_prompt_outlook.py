@@ -1,5 +1,7 @@
 """What state a node will read, told from what earlier nodes read and wrote."""
 
+import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -11,14 +13,18 @@ from pancake_langgraph.prompts.outlook import MAX_HABITS, Outlook, Spot, updates
 HI, YES = HumanMessage("hi", id="1"), AIMessage("yes", id="2")
 
 
-def spot(node: str, *, pushed: bool = False, around: str = "", path: str = "") -> Spot:
+STEPS = itertools.count(1)
+
+
+def spot(node: str, *, pushed: bool = False, around: str = "", path: str = "", step: int = 0) -> Spot:
     inner = f"{around}|{node}:1" if around else f"{node}:1"
-    return Spot(inner, around, path, node, is_pushed=pushed)
+    return Spot(inner, around, path, node, is_pushed=pushed, step=step)
 
 
 def step(outlook: Outlook, node: str, fields: Any, update: Any, run: str = "r") -> None:
-    outlook.node_started(run, spot(node), fields, "g")
-    outlook.node_ended(run, spot(node), updates_of(update), "g")
+    here = spot(node, step=next(STEPS))
+    outlook.node_started(run, here, fields, "g")
+    outlook.node_ended(run, here, updates_of(update), "g")
 
 
 def known(outlook: Outlook, target: str = "next", *, between: int = 0, run: str = "r", around: str = "") -> Any:
@@ -41,7 +47,7 @@ def test_a_write_is_known_when_its_node_has_ended() -> None:
 def test_what_a_node_never_wrote_is_certain_while_it_runs() -> None:
     outlook = Outlook(max_levels=8)
     step(outlook, "a", {"messages": [HI], "plan": "x", "other": 1}, {"plan": "y"})
-    outlook.node_started("r", spot("a"), {"messages": [HI], "plan": "x", "other": 1}, "g")
+    outlook.node_started("r", spot("a", step=next(STEPS)), {"messages": [HI], "plan": "x", "other": 1}, "g")
     found = known(outlook)
     assert found.sure_of("messages")
     assert found.sure_of("other")
@@ -52,7 +58,7 @@ def test_nodes_that_run_in_between_may_write_as_well() -> None:
     outlook = Outlook(max_levels=8)
     step(outlook, "a", {"plan": "x", "other": 1}, {"plan": "y"})
     step(outlook, "b", {"plan": "y", "other": 1}, {"other": 2})
-    outlook.node_started("r", spot("a"), {"plan": "y", "other": 2}, "g")
+    outlook.node_started("r", spot("a", step=next(STEPS)), {"plan": "y", "other": 2}, "g")
     assert known(outlook).sure_of("other")
     assert not known(outlook, between=1).sure_of("other")
 
@@ -78,9 +84,69 @@ def test_messages_are_added_by_id_and_removed() -> None:
     assert [m.content for m in known(outlook).fields["messages"]] == ["ho", "yes", "more"]
     step(outlook, "b", {"messages": [HI, YES]}, {"messages": [RemoveMessage(id="1")]})
     assert known(outlook).fields["messages"] == [YES]
-    outlook.node_started("r", spot("b"), {"messages": [HI, YES]}, "g")
+    outlook.node_started("r", spot("b", step=next(STEPS)), {"messages": [HI, YES]}, "g")
     assert not known(outlook).sure_of("messages")
     assert known(outlook).growing == frozenset()  # this node was seen to take messages away
+
+
+def test_what_nodes_of_one_step_write_is_ordered_by_task_and_not_by_time() -> None:
+    outlook = Outlook(max_levels=8)
+    state = {"messages": [HI]}
+    left, right = (dataclasses.replace(spot(node, step=3), order=node) for node in ("left", "right"))
+    for here in (left, right):
+        outlook.node_started("r", here, state, "g")
+    outlook.node_ended("r", right, updates_of({"messages": [AIMessage("right")]}), "g")
+    assert known(outlook).fields["messages"] == [HI]  # the other one's comes before it
+    assert known(outlook).growing == {"messages"}
+    outlook.node_ended("r", left, updates_of({"messages": [AIMessage("left")]}), "g")
+    assert [m.content for m in known(outlook).fields["messages"]] == ["hi", "left", "right"]
+    assert known(outlook).sure_of("messages")
+
+
+def test_writes_of_one_step_whose_order_is_not_known_leave_their_field_uncertain() -> None:
+    outlook = Outlook(max_levels=8)
+    for node in ("left", "right"):
+        outlook.node_started("r", spot(node, step=3), {"messages": [HI]}, "g")
+    for node in ("left", "right"):
+        outlook.node_ended("r", spot(node, step=3), updates_of({"messages": [AIMessage(node)]}), "g")
+    assert not known(outlook).sure_of("messages")
+    outlook.node_started("r", spot("next", step=4), {"messages": [HI, YES, YES]}, "g")
+    outlook.node_ended("r", spot("next", step=4), (), "g")
+    assert known(outlook).sure_of("messages")
+
+
+def test_a_late_sibling_reads_what_was_there_before_the_others_wrote() -> None:
+    outlook = Outlook(max_levels=8)
+    outlook.node_started("r", spot("left", step=3), {"plan": "x"}, "g")
+    outlook.node_ended("r", spot("left", step=3), updates_of({"plan": "y"}), "g")
+    outlook.node_started("r", spot("right", step=3), {"plan": "x"}, "g")
+    outlook.node_ended("r", spot("right", step=3), (), "g")
+    assert known(outlook).fields == {"plan": "y"}
+
+
+def test_the_first_node_of_a_new_thread_reads_the_input_unless_it_was_seen_to_read_more() -> None:
+    outlook = Outlook(max_levels=64)
+
+    def opened(thread: str) -> Any:
+        outlook.run_ended(thread)
+        outlook.run_started(thread, thread, {"messages": [HI], "plan": "x"}, "g")
+        return known(outlook, run=thread)
+
+    def read(thread: str, messages: list[Any]) -> None:
+        here = spot("a", step=1)
+        outlook.node_started(thread, here, {"messages": messages, "plan": "x"}, "g")
+        outlook.node_ended(thread, here, (), "g")
+
+    assert opened("t1").sure_of("messages")
+    read("t1", [HI])
+    assert opened("t1").fields == {}  # this thread has a past
+    assert opened("t2").sure_of("plan")
+    read("t2", [YES, HI])  # and so had this one, stored before
+    assert opened("t3").fields == {}
+    for thread in ("t4", "t5"):
+        opened(thread)
+        read(thread, [HI])
+    assert opened("t6").sure_of("messages")
 
 
 def test_an_input_of_its_own_says_nothing_of_the_graphs_state() -> None:
