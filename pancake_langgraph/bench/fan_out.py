@@ -1,8 +1,8 @@
 """Workload `fan-out`: a planner sends parts of a job to one to eight workers that share one long context.
 
 Planner, workers and the agent that gathers have a context each; the pool does not hold all three.  While the planner
-writes, the context that all workers begin with can be brought back once for all of them.  Two workers have worked once
-before the clock starts, in another thread.
+writes, the context that all workers begin with can be brought back once for all of them.  Two workers have worked a few
+times before the clock starts, in other threads.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class FanOutPlan:
     """Size of the workload: one program per entry of `widths`, its number of workers.
 
     `prompt_words` words make one system prompt (about 1.5 tokens each); the planner answers with `plan_tokens`, the
-    others with `answer_tokens`.
+    others with `answer_tokens`.  A job with two workers is done `practice` times before the clock starts.
     """
 
     widths: tuple[int, ...] = (1, 3, 8)
     prompt_words: int = 720
     plan_tokens: int = 12
     answer_tokens: int = 2
+    practice: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,13 @@ class JobState(TypedDict):
 
 
 async def run_fan_out(plan: FanOutPlan, run: ArmRun, *, repeat: int) -> FanOutRun:
-    """Run a job unrecorded, then one per width on the clock."""
+    """Run jobs unrecorded, then one per width on the clock."""
     graph = build_job(plan, run)
     if run.runtime is not None:
         graph = attach(graph, runtime=run.runtime)
     recorder = CallRecorder()
-    await _work(graph, f"before-{repeat}", f"Job {repeat}: plan the letters.", 2, [])
+    for number in range(plan.practice):
+        await _work(graph, f"before-{repeat}-{number}", f"Job {repeat}: plan letters {number}.", 2, [])
     started_s = time.perf_counter()
     program_s = []
     for width in plan.widths:

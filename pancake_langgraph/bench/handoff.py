@@ -2,8 +2,8 @@
 
 The pool is smaller than the five contexts together, so that an agent's context is lost before its turn comes again.
 The supervisor names the next agent in the first piece of its tool call; what follows of the call is the time in which
-that agent's context can be brought back.  The same team has worked once before the clock starts, in another thread:
-a service that has just learnt how its team works.
+that agent's context can be brought back.  The same team has worked a few times before the clock starts, in other
+threads: a service that has just learnt how its team works.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class HandoffPlan:
     """Size of the workload.
 
     `prompt_words` words make one system prompt (about 1.5 tokens each); an agent answers with `answer_tokens`, a
-    handoff has at most `handoff_tokens`.
+    handoff has at most `handoff_tokens`, enough for a whole call.  The team works `practice` times before the clock
+    starts.
     """
 
     agents: tuple[str, ...] = ("finder", "counter", "writer", "checker")
     prompt_words: int = 720
     answer_tokens: int = 4
-    handoff_tokens: int = 32
+    handoff_tokens: int = 48
+    practice: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,15 @@ class TeamState(TypedDict):
 
 
 async def run_handoff(plan: HandoffPlan, run: ArmRun, *, repeat: int) -> HandoffRun:
-    """Let the team work once unrecorded, then once on the clock."""
+    """Let the team practice unrecorded, then work once on the clock."""
     graph = build_team(plan, run)
     if run.runtime is not None:
         graph = attach(graph, runtime=run.runtime)
     recorder = CallRecorder()
-    await _work(graph, f"team-before-{repeat}", f"Job {repeat}: look at the first letter.", [])
+    for number in range(plan.practice):
+        await _work(graph, f"before-{repeat}-{number}", f"Job {repeat}: look at letter {number}.", [])
     started_s = time.perf_counter()
-    await _work(graph, "team", f"Job {repeat}: look at the second letter.", [recorder])
+    await _work(graph, "team", f"Job {repeat}: look at the last letter.", [recorder])
     elapsed_s = time.perf_counter() - started_s
     return HandoffRun(tuple(recorder.records), (elapsed_s,), elapsed_s)
 

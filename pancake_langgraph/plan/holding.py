@@ -37,7 +37,8 @@ class Waiting:
     """One paused context.
 
     `num_tokens` is its prefix, `resident_tokens` how much of it lies in the pool, `turnover_tokens` how many tokens
-    the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown).
+    the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown),
+    `action_s` how long touching or restoring it would take (`None` unknown).
     """
 
     key: str
@@ -45,6 +46,7 @@ class Waiting:
     resident_tokens: int
     turnover_tokens: int
     eta_s: float | None
+    action_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,19 @@ def plan_holds(
     return tuple(decisions)
 
 
+def comes_first(eta_s: float | None, action_s: float | None) -> bool:
+    """Whether a call comes before an action for it would be done.
+
+    Work that is still under way when its call comes only takes the engine's time.  An overdue call (`eta_s` 0) may as
+    well stay away for long, so it never counts as coming first.
+    """
+    return eta_s is not None and action_s is not None and 0.0 < eta_s < action_s
+
+
 def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int) -> HoldDecision:
     missing_tokens = context.num_tokens - context.resident_tokens
+    if comes_first(context.eta_s, context.action_s):
+        return HoldDecision(context.key, HoldVerb.LEAVE, "its call will have come before that is done")
     if missing_tokens >= block_size_tokens:
         return HoldDecision(context.key, HoldVerb.RESTORE, f"{missing_tokens} tokens not in the pool")
     if context.turnover_tokens >= TOUCH_AT_SLACK_RATIO * slack_tokens:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pancake_langgraph.plan.holding import comes_first
+
 
 @dataclass(frozen=True, slots=True)
 class WarmInputs:
@@ -12,7 +14,8 @@ class WarmInputs:
     `p_next` is the successor's probability; `num_tokens` the known prefix; `resident_tokens` what lies in the pool
     (`None` = not known); `restorable` whether the missing part can come from a tier instead of being computed;
     `foreground_calls` how many model calls are running; `wasted_ratio` computed tokens wasted so far per prompt token
-    served.
+    served; `eta_s` the median time until the call (0 = overdue) and `action_s` how long the work would take (`None` =
+    not known).
     """
 
     p_next: float
@@ -23,6 +26,8 @@ class WarmInputs:
     pool_tokens: int | None
     busy_tokens: int
     wasted_ratio: float
+    eta_s: float | None = None
+    action_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ def plan_warm(
         )
     if inputs.resident_tokens is not None and missing_tokens < block_size_tokens:
         return WarmVerdict(submit=False, reason="already resident")
+    if comes_first(inputs.eta_s, inputs.action_s):
+        return WarmVerdict(submit=False, reason="too late: its call will have come before that is done")
     if inputs.pool_tokens is not None:
         free_tokens = int(inputs.pool_tokens * (1.0 - reserve_ratio)) - inputs.busy_tokens
         if inputs.num_tokens > free_tokens:

@@ -16,6 +16,7 @@ from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatu
 from pancake_langgraph.plan import HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
 from pancake_langgraph.prompts.prediction import with_other_ends
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
+from pancake_langgraph.runtime.action_times import ActionTimes, Work
 from pancake_langgraph.runtime.expectations import Cause, Expectation
 from pancake_langgraph.runtime.handles import Handle
 from pancake_langgraph.runtime.state import State
@@ -38,6 +39,7 @@ class Actor:
         self._engine = engine
         self._tier = tier
         self._wake = asyncio.Event()
+        self._times = ActionTimes()
         self._inflight = 0
         self._evaluating = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,13 +136,20 @@ class Actor:
                 await self._render(expectation)
         ready = [e for e in state.expectations if e.prefix is not None and not e.busy and not e.barred]
         residencies = [(e, await self._engine.residency(e.prefix)) for e in ready if e.prefix is not None]
-        live = [(e, r) for e, r in residencies if e in state.expectations]
+        live = [(e, r) for e, r in residencies if e in state.expectations and not self._is_in_use(e, r)]
         held = [(e, r) for e, r in live if resolved.hold and r.known and self._is_held(e, r)]
         held_keys = {id(e) for e, _ in held}
         self._hold(held)
         for expectation, residency in live:
             if id(expectation) not in held_keys:
                 self._warm(expectation, residency, held_tokens=sum(e.edge_tokens for e, _ in held))
+
+    def _is_in_use(self, expectation: Expectation, residency: Residency) -> bool:
+        """Whether a running call reads all of it: it needs no room of its own, and nothing can push it out now."""
+        in_use = any(call.reads(expectation) for call in self._state.running)
+        if in_use and residency.known:
+            expectation.used_at_allocated_tokens = residency.allocated_tokens
+        return in_use
 
     def _is_held(self, expectation: Expectation, residency: Residency) -> bool:
         missing_tokens = expectation.edge_tokens - residency.resident_tokens
@@ -154,7 +163,6 @@ class Actor:
         state, resolved = self._state, self._state.resolved
         if not held or resolved is None or resolved.pool_tokens is None:
             return
-        now_s = state.clock.now_s()
         by_key = {}
         waiting = []
         for number, (expectation, residency) in enumerate(held):
@@ -162,13 +170,15 @@ class Actor:
                 expectation.used_at_allocated_tokens = residency.allocated_tokens
             key = f"{number:06d}"
             by_key[key] = expectation, residency
+            missing = max(expectation.edge_tokens - residency.resident_tokens, 0)
             waiting.append(
                 Waiting(
                     key=key,
                     num_tokens=expectation.edge_tokens,
-                    resident_tokens=min(residency.resident_tokens, expectation.edge_tokens),
+                    resident_tokens=expectation.edge_tokens - missing,
                     turnover_tokens=residency.allocated_tokens - expectation.used_at_allocated_tokens,
-                    eta_s=None if expectation.eta_at_s is None else max(expectation.eta_at_s - now_s, 0.0),
+                    eta_s=self._eta_s(expectation),
+                    action_s=self._action_s(expectation, missing),
                 )
             )
         for decision in plan_holds(
@@ -186,6 +196,19 @@ class Actor:
                 self._submit(expectation, ActionKind.WARM, decision.reason, missing_tokens=missing)
             elif decision.verb is HoldVerb.REFUSE:
                 self._refuse(expectation, ActionKind.HOLD, decision.reason)
+
+    def _eta_s(self, expectation: Expectation) -> float | None:
+        if expectation.eta_at_s is None:
+            return None
+        return max(expectation.eta_at_s - self._state.clock.now_s(), 0.0)
+
+    def _action_s(self, expectation: Expectation, missing_tokens: int) -> float | None:
+        return self._times.expected_s(self._work(expectation, missing_tokens), num_tokens=missing_tokens)
+
+    def _work(self, expectation: Expectation, missing_tokens: int) -> Work:
+        if missing_tokens <= 0:
+            return Work.TOUCH
+        return Work.RESTORE if self._restorable(expectation) else Work.COMPUTE
 
     def _warm(self, expectation: Expectation, residency: Residency, *, held_tokens: int) -> None:
         state, resolved = self._state, self._state.resolved
@@ -206,6 +229,8 @@ class Actor:
                 pool_tokens=resolved.pool_tokens,
                 busy_tokens=state.running_tokens + held_tokens,
                 wasted_ratio=state.wasted_ratio,
+                eta_s=self._eta_s(expectation),
+                action_s=self._action_s(expectation, expectation.edge_tokens - residency.resident_tokens),
             ),
             p_warm_min=state.settings.p_warm_min,
             reserve_ratio=state.settings.reserve_ratio,
@@ -294,6 +319,8 @@ class Actor:
     async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> None:
         state = self._state
         handle.started = True
+        missing_tokens = handle.num_tokens - handle.resident_tokens
+        work, started_at_s = self._work(expectation, missing_tokens), state.clock.now_s()
         self._span(handle, SpanStatus.OK, ended=False)
         status = SpanStatus.OK
         try:
@@ -303,6 +330,7 @@ class Actor:
             report = await asyncio.wait_for(
                 self._engine.warm(prefix, priority=priority), timeout=state.settings.warm_deadline_s
             )
+            self._times.note(work, num_tokens=missing_tokens, elapsed_s=state.clock.now_s() - started_at_s)
             if report.cached_tokens is not None:
                 handle.computed_tokens = report.prompt_tokens - report.cached_tokens
             residency = await self._engine.residency(prefix)

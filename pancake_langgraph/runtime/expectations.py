@@ -49,7 +49,7 @@ class Expectation:
     `is_branch` that it is one of several ways the graph may take next.  `source` says where a predicted prompt comes
     from, `stop` why it ends where it ends, `is_cut` that it ends inside a message; `num_between` nodes that had not
     started run before the call.  `full_prompt` is what agent `came_from` would read that comes back and keeps its
-    history.
+    history.  `origin` is the namespace of the execution that an expected successor was foretold from.
     """
 
     place: Place
@@ -80,6 +80,7 @@ class Expectation:
     num_between: int = 0
     full_prompt: Prompt | None = None
     came_from: AgentKey | None = None
+    origin: str = ""
 
     @property
     def busy(self) -> bool:

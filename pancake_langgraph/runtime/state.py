@@ -51,6 +51,15 @@ class Call:
         """Pool tokens this call may take: its prompt and all it may still write."""
         return self.num_prompt_tokens + self.max_tokens
 
+    def reads(self, expectation: Expectation) -> bool:
+        """Whether this call's prompt begins with all that is known of an expected one: its blocks are in use anyway."""
+        if self.cache_salt != expectation.cache_salt or expectation.prefix is None:
+            return False
+        if self.token_ids is None:
+            return expectation.fits(self.prompt)
+        known = expectation.prefix.token_ids[: expectation.edge_tokens]
+        return self.token_ids[: len(known)] == known
+
 
 @dataclass(slots=True)
 class Counters:

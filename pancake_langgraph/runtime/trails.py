@@ -153,9 +153,10 @@ class Trails:
         return None if found is None else self._situation(*found)
 
     def call_started(self, root_id: UUID, checkpoint_ns: str) -> None:
-        """Take in a model call of a node: what counts is what its last call writes."""
+        """Take in a model call of a node: what counts is what its last call writes, not what led to it."""
         if (found := self._open_leaf(root_id, checkpoint_ns)) is not None:
             found[1].tool = None
+            found[1].told = ()
             found[1].clues.clear()
 
     def call_wrote(self, root_id: UUID, checkpoint_ns: str, clues: Iterable[Clue]) -> tuple[Clue, ...]:

@@ -111,7 +111,17 @@ class Watcher:
         )
         for candidate in found:
             self._expect_successor(candidate, thread_id, around, span, since_s=situation.started_at_s)
+        self._drop_unlikely(found, span)
         self._actor.poke()
+
+    def _drop_unlikely(self, found: Iterable[Candidate], span: OpenSpan) -> None:
+        """Give up what was foretold from this execution before and has become unlikely since, by what it wrote."""
+        likely = {candidate.node for candidate in found if candidate.p_next >= self._state.settings.p_warm_min}
+        origin = span.opened.checkpoint_ns
+        for expectation in self._state.expectations:
+            if expectation.run_id == span.root_id and expectation.is_branch and expectation.origin == origin != "":
+                if expectation.place.node not in likely:
+                    self._actor.drop(expectation, "what was written speaks against it")
 
     def _drop_dead_branches(self, node: NodeId, around: str, span: OpenSpan) -> None:
         """The graph took one way: what was expected of the others is not coming."""
@@ -139,6 +149,8 @@ class Watcher:
         if already := (*known.at(place), *known.at(Place(thread_id, ANYWHERE, node))):
             for expectation in already:
                 expectation.p_next = max(expectation.p_next, candidate.p_next)
+                if expectation.eta_at_s is None and candidate.eta_s is not None:
+                    expectation.eta_at_s = (since_s or self._state.clock.now_s()) + candidate.eta_s
                 was_far = expectation.num_between > 0 and candidate.steps == 1  # only now it is one of the next
                 expectation.is_branch = (expectation.is_branch or was_far) and candidate.p_next < CERTAIN
                 expectation.num_between = min(expectation.num_between, candidate.steps - 1)
@@ -172,6 +184,7 @@ class Watcher:
                 is_cut=prediction.is_cut,
                 stop=prediction.stop,
                 num_between=candidate.steps - 1,
+                origin=span.opened.checkpoint_ns,
             )
         )
 
