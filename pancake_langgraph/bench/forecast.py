@@ -21,11 +21,13 @@ from langchain_core.language_models import BaseChatModel
 from pancake_langgraph._clock import Clock, MonotonicClock
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench.forecast_cost import Cost, measure_cost
+from pancake_langgraph.bench.forecast_models import ROUTE_TOKENS, RoutingModel
 from pancake_langgraph.bench.forecast_score import (
     SETTLED_AFTER,
     Observed,
     by_runs_seen,
     figures,
+    in_hindsight,
     mean_of,
     reliability,
 )
@@ -194,13 +196,13 @@ async def watch_scripted(shape: Shape, *, runs: int, seed: int) -> tuple[Observe
 
 
 def real_ground(base_url: str, model: str) -> Ground:
-    """Return a ground on a running engine; time is real, and answers are short."""
+    """Return a ground on a running engine; time is real, answers are short, and a model with tools has to choose."""
     from pancake_langgraph.engines.registry import create_engine
 
     return Ground(
         engine=create_engine("openai", base_url=base_url, model=model),
         settings=RuntimeSettings(engine="openai", base_url=base_url, model=model),
-        model=PancakeChatModel(model=model, base_url=base_url, temperature=0.0, max_tokens=16),
+        model=RoutingModel(model=model, base_url=base_url, temperature=1.0, seed=0, max_tokens=ROUTE_TOKENS),
         clock=MonotonicClock(),
         work=time.sleep,
     )
@@ -226,16 +228,18 @@ async def _run(plan: ForecastPlan, on_progress: Progress, real: tuple[str, str] 
             on_progress(f"forecast: repeat {repeat + 1} of {plan.repeats}, {runs.shape.name}")
             runs.add(*await watch_scripted(runs.shape, runs=plan.runs, seed=repeat))
     rows = [runs.row(plan.settled_after) for runs in done]
+    by_model: list[dict[str, Any]] = []
     for shape in shapes if real else ():
         if real and shape.routes_by_model:
             on_progress(f"forecast: {shape.name} with a real model")
             told = ShapeRuns(shape)
-            told.add(*await watch_shape(shape, real_ground(*real), runs=plan.runs, seed=0))
-            rows.append({**told.row(plan.settled_after), "shape": f"{shape.name}/real"})
+            observed, failed_signals = await watch_shape(shape, real_ground(*real), runs=plan.runs, seed=0)
+            told.add(in_hindsight(observed), failed_signals)
+            by_model.append({**told.row(plan.settled_after), "shape": f"{shape.name}/real"})
     on_progress(f"forecast: cost and memory over {plan.cost_runs:,} runs")
     cost = await measure_cost(plan.cost_runs)
     left_out = [shape.name for shape in chosen if shape not in shapes]
-    return _result(plan, done, rows, cost, left_out)
+    return _result(plan, done, rows, by_model, cost, left_out)
 
 
 def missing_packages(shape: Shape) -> list[str]:
@@ -282,10 +286,27 @@ def summary_of(done: Sequence[ShapeRuns], rows: Sequence[Mapping[str, Any]], *, 
     }
 
 
+def summary_of_models(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means over the shapes that a real model routed; the best predictor knows them in hindsight.
+
+    They stay out of the other figures: their time is real, and nobody can say what may be learnt of them.
+    """
+    names = ("top1", "best_top1", "top3", "brier", "best_brier", "prefix_share", "later_prefix_share", "lead_s")
+    found: dict[str, Any] = {name: mean_of(rows, name) for name in names}
+    ratio = found["top1"] / found["best_top1"] if found["top1"] is not None and found["best_top1"] else None
+    return {
+        "shapes": len(rows),
+        **found,
+        "top1_over_best": None if ratio is None else round(ratio, 4),
+        "failed_signals": sum(row["failed_signals"] for row in rows),
+    }
+
+
 def _result(
     plan: ForecastPlan,
     done: Sequence[ShapeRuns],
     rows: Sequence[Mapping[str, Any]],
+    by_model: Sequence[Mapping[str, Any]],
     cost: Cost,
     left_out: Sequence[str],
 ) -> BenchResult:
@@ -310,6 +331,10 @@ def _result(
         ratios={},
         outcomes={},
         notes=tuple(notes),
-        summary={**summary_of(done, rows, settled_after=plan.settled_after), "cost": cost.summary()},
-        sweep=tuple(rows),
+        summary={
+            **summary_of(done, rows, settled_after=plan.settled_after),
+            **({"real_routers": summary_of_models(by_model)} if by_model else {}),
+            "cost": cost.summary(),
+        },
+        sweep=(*rows, *by_model),
     )

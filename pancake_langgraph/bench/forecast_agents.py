@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import warnings
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from langchain_core.messages import SystemMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
+from pydantic import Field
 
 from pancake_langgraph._types import Prompt
 from pancake_langgraph.bench.forecast_shapes import (
@@ -29,7 +30,7 @@ _TEAM: Final = ("finder", "counter", "writer", "checker")
 
 
 def _look_up(parts: Parts) -> BaseTool:
-    async def look_up(query: str) -> str:
+    async def look_up(query: Annotated[str, Field(max_length=24)]) -> str:
         parts.work(_TOOL_S)
         return f"found a page on {query}"
 
@@ -214,8 +215,17 @@ AGENT_SHAPES: Final[tuple[Shape, ...]] = (
         supervisor,
         one_message,
         _supervise,
+        routes_by_model=True,
         packages=("langchain", "langgraph-supervisor"),
     ),
-    Shape("swarm", "handoff", swarm, one_message, _swarming, packages=("langchain", "langgraph-swarm")),
+    Shape(
+        "swarm",
+        "handoff",
+        swarm,
+        one_message,
+        _swarming,
+        routes_by_model=True,
+        packages=("langchain", "langgraph-swarm"),
+    ),
     Shape("functional", "functional", functional, _topic, no_script),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 #: Stands for the end of the run (or of this branch of it) among the labels of a decision.
@@ -162,6 +163,20 @@ def mean_of(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Return the mean of a figure over the rows that have it; `None` if none has."""
     values = [row[name] for row in rows if row.get(name) is not None]
     return round(sum(values) / len(values), 4) if values else None
+
+
+def in_hindsight(observed: Observed) -> Observed:
+    """Return the same with `odds` that nobody could know: how often, over all runs, each label came after its node.
+
+    A predictor with these odds is the best that knows the present node alone; who hears what a model says, or knows
+    the past of the run, may do better.
+    """
+    came: dict[str, Counter[str]] = {}
+    ends = Counter(decision.node for decision in observed.decisions)
+    for decision in observed.decisions:
+        came.setdefault(decision.node, Counter()).update(decision.outcome)
+    odds = {node: {label: n / ends[node] for label, n in counts.items()} for node, counts in came.items()}
+    return replace(observed, decisions=tuple(replace(d, odds=odds[d.node]) for d in observed.decisions))
 
 
 def _best_chances(decision: Decision) -> Mapping[str, float]:

@@ -95,6 +95,7 @@ def every_shape() -> tuple[Shape, ...]:
     """Return all shapes in the order they are run."""
     from pancake_langgraph.bench.forecast_agents import AGENT_SHAPES
     from pancake_langgraph.bench.forecast_joins import JOIN_SHAPES
+    from pancake_langgraph.bench.forecast_models import MODEL_SHAPES
     from pancake_langgraph.bench.forecast_routes import ROUTE_SHAPES
 
-    return (*ROUTE_SHAPES, *JOIN_SHAPES, *AGENT_SHAPES)
+    return (*ROUTE_SHAPES, *JOIN_SHAPES, *AGENT_SHAPES, *MODEL_SHAPES)

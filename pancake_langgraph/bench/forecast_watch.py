@@ -96,18 +96,33 @@ class OverheardForecaster:
 def next_chances(
     candidates: Sequence[Candidate], topology: Topology | None, node: str, *, p_end: float
 ) -> dict[str, float]:
-    """Return the chances of what `node` leads to itself: the next step, joins that wait longer, and the end.
+    """Return the chances of what `node` leads to itself: the next step, nodes that wait for others, and the end.
 
-    The chance of the end is cut to what the others leave: after a streamed tool name they are certain.
+    How many steps off a join or a deferred node is depends on what runs beside `node`, so it is taken by its name: of
+    several candidates for it the nearest is the one that `node` itself leads to.  The chance of the end is cut to what
+    the others leave: after a streamed tool name they are certain.
     """
-    waits = {str(hop.target): topology.steps_between(hop) for hop in topology.hops(node)} if topology else {}
+    waiting = _waiting_exits(topology, node)
     chances: dict[str, float] = {}
-    for candidate in candidates:
+    for candidate in sorted(candidates, key=lambda c: c.steps):
         target = str(candidate.node)
-        if candidate.steps == max(waits.get(target, 1), 1):
+        if target in waiting:
+            chances.setdefault(target, candidate.p_next)
+        elif candidate.steps == 1:
             chances[target] = max(chances.get(target, 0.0), candidate.p_next)
     end = min(p_end, max(0.0, 1.0 - sum(chances.values())))
     return {**chances, END_LABEL: end} if end > 0.0 else chances
+
+
+def _waiting_exits(topology: Topology | None, node: str) -> frozenset[str]:
+    """Return the exits of `node` that start only when other branches have come as far."""
+    hops = topology.hops(node) if topology else ()
+    found = set()
+    for hop in hops:
+        info = topology.node(hop.target) if topology else None
+        if hop.kind == "join" or (info is not None and info.deferred):
+            found.add(str(hop.target))
+    return frozenset(found)
 
 
 class WritesSaver(InMemorySaver):

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from pancake_langgraph._errors import ConfigError, PancakeError
 from pancake_langgraph._types import Candidate, NodeId
+from pancake_langgraph.cli._explain_facts import facts_of
+from pancake_langgraph.cli._explain_text import as_json, in_words
 from pancake_langgraph.forecast.topology_prior import TopologyPrior
 from pancake_langgraph.plan import (
     GraphPhases,
@@ -28,10 +30,11 @@ from pancake_langgraph.plan import (
     read_phases,
 )
 from pancake_langgraph.topology.extract import read_topology
-from pancake_langgraph.topology.graph import START, Edge, Topology
-from pancake_langgraph.topology.lint import LintNote, lint
+from pancake_langgraph.topology.graph import START, Topology
 from pancake_langgraph.topology.mermaid import to_mermaid
 
+#: Nodes up to which words are followed by charts.
+_MAX_DRAWN: Final = 100
 _ALLOWED = "allowed are module:attr and path/to/file.py:attr, with attr a compiled graph or a factory without arguments"
 
 
@@ -55,6 +58,8 @@ _ALLOWED = "allowed are module:attr and path/to/file.py:attr, with attr a compil
 def explain(graph: str, output: str, plan_file: Path | None) -> None:
     """Say who runs after whom in GRAPH (module:attr or file.py:attr), how sure, and what is not declared.
 
+    Each node with what it calls, where it may stop, its loop, what it waits for, and how far the end is.
+
     The compiled plan shows the steps with kind, duration, needs, and where a thread may rest.
     """
     try:
@@ -66,15 +71,20 @@ def explain(graph: str, output: str, plan_file: Path | None) -> None:
     if plan_file is not None:
         plan_file.write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
     forecasts = _forecasts(topology, phases)
+    facts = facts_of(topology)
     if output == "json":
-        click.echo(json.dumps({**_as_json(topology, forecasts), "plan": plan.to_json()}, indent=2))
-    elif output == "mermaid":
+        click.echo(json.dumps({**as_json(topology, facts, forecasts), "plan": plan.to_json()}, indent=2))
+        return
+    if output == "mermaid":
         click.echo(to_mermaid(topology, _declared_chances(topology, forecasts)), nl=False)
-    else:
-        click.echo("\n".join(_in_words(topology, forecasts)))
-        click.echo("\n" + "\n".join(plan_in_words(plan)))
-        click.echo("\nAs Mermaid:\n" + to_mermaid(topology, _declared_chances(topology, forecasts)), nl=False)
-        click.echo("\nThe plan as Mermaid:\n" + plan_mermaid(plan), nl=False)
+        return
+    click.echo("\n".join(in_words(topology, facts, forecasts)))
+    click.echo("\n" + "\n".join(plan_in_words(plan)))
+    if len(topology.nodes) > _MAX_DRAWN:
+        click.echo(f"\nNot drawn here, with over {_MAX_DRAWN} nodes; --format mermaid draws the graph.")
+        return
+    click.echo("\nAs Mermaid:\n" + to_mermaid(topology, _declared_chances(topology, forecasts)), nl=False)
+    click.echo("\nThe plan as Mermaid:\n" + plan_mermaid(plan), nl=False)
 
 
 def load_graph(spec: str) -> object:
@@ -186,80 +196,3 @@ def _declared_chances(
     chances = {(source, c.node): c.p_next for source, found in forecasts.items() for c in found if c.steps == 1}
     decided = {(edge.source, edge.target) for edge in topology.edges if not edge.is_certain}
     return {pair: p_next for pair, p_next in chances.items() if pair in decided}
-
-
-def _in_words(topology: Topology, forecasts: dict[NodeId, tuple[Candidate, ...]]) -> list[str]:
-    num_open = len(topology.unknown_sources)
-    sizes = f"{len(topology.nodes)} nodes, {len(topology.edges)} declared edges, {num_open} with undeclared jumps"
-    lines = [
-        f"Graph {topology.name}: {sizes} (fingerprint {topology.fingerprint})",
-        f"Starts with: {', '.join(topology.entry) or 'not declared'}",
-    ]
-    to_end = topology.steps_to("__end__")
-    for node in topology.nodes:
-        traits: list[str] = [node.kind if node.kind != "unknown" else "kind not known"]
-        traits += ["deferred: waits until all others are done"] if node.deferred else []
-        lines.append(f"\n{node.id} ({', '.join(traits)})")
-        lines += [f"  {_edge_in_words(edge)}" for edge in topology.edges_from(node.id)]
-        if node.id in topology.unknown_sources:
-            lines.append("  may jump elsewhere: its targets are not declared, they are learnt from runs")
-        if node.id in to_end:
-            lines.append(f"  at least {to_end[node.id]} step(s) before the end")
-        lines += [
-            f"  expect {c.node} in {c.steps} step(s), p={c.p_next:.2f} ({c.reason})" for c in forecasts.get(node.id, ())
-        ]
-    notes = lint(topology)
-    lines += ["", "Notes:" if notes else "Notes: none"]
-    lines += [f"  {note.node} {note.text} [{note.code}]" for note in notes]
-    return lines
-
-
-def _edge_in_words(edge: Edge) -> str:
-    level, _, name = edge.target.rpartition("|")
-    target = edge.target if name != "__end__" else f"the end of {level}" if level else "the end"
-    label = f" ({edge.label})" if edge.label else ""
-    return {
-        "plain": f"then always {target}" if edge.is_certain else f"then {target}, unless control is handed over",
-        "join": f"then {target}, once all its sources are done",
-        "send": f"may fan out to {target}{label}",
-        "conditional": f"may go to {target}{label}",
-        "command": f"may jump to {target}{label}",
-        "handoff": f"hands over to {target} by tool {edge.label}",
-        "unknown": f"perhaps to {target}: the name stands in the code that decides",
-    }[edge.kind]
-
-
-def _as_json(topology: Topology, forecasts: dict[NodeId, tuple[Candidate, ...]]) -> dict[str, Any]:
-    to_end = topology.steps_to("__end__")
-    return {
-        "name": topology.name,
-        "fingerprint": topology.fingerprint,
-        "entry": list(topology.entry),
-        "nodes": [
-            {
-                "id": node.id,
-                "kind": node.kind,
-                "deferred": node.deferred,
-                "tools": list(node.tools),
-                "handoffs": {handoff.tool: handoff.target for handoff in node.handoffs},
-                "steps_to_end": to_end.get(node.id),
-            }
-            for node in topology.nodes
-        ],
-        "edges": [
-            {"source": e.source, "target": e.target, "kind": e.kind, "label": e.label, "certain": e.is_certain}
-            for e in topology.edges
-        ],
-        "unknown_sources": sorted(topology.unknown_sources),
-        "forecast": {
-            source: [
-                {"node": c.node, "p_next": round(c.p_next, 4), "steps": c.steps, "reason": c.reason} for c in found
-            ]
-            for source, found in forecasts.items()
-        },
-        "notes": [_note_as_json(note) for note in lint(topology)],
-    }
-
-
-def _note_as_json(note: LintNote) -> dict[str, str]:
-    return {"code": note.code, "node": note.node, "text": note.text}

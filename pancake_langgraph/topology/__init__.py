@@ -3,7 +3,7 @@
 from pancake_langgraph.topology.extract import read_topology
 from pancake_langgraph.topology.graph import END, START, Edge, EdgeKind, Handoff, NodeInfo, NodeKind, Topology
 from pancake_langgraph.topology.mermaid import to_mermaid
-from pancake_langgraph.topology.parts import CallKind, StopKind
+from pancake_langgraph.topology.parts import CallKind, OpenReason, StopKind
 
 __all__ = [
     "END",
@@ -14,6 +14,7 @@ __all__ = [
     "Handoff",
     "NodeInfo",
     "NodeKind",
+    "OpenReason",
     "StopKind",
     "Topology",
     "read_topology",

@@ -10,7 +10,7 @@ from pancake_langgraph._errors import TopologyError
 from pancake_langgraph._types import NodeId
 from pancake_langgraph.topology import _private
 from pancake_langgraph.topology.graph import END, START, Edge, EdgeKind, Handoff, NodeInfo, Topology
-from pancake_langgraph.topology.parts import StopKind, combined
+from pancake_langgraph.topology.parts import OpenReason, StopKind, combined
 
 _MAX_NESTING = 8
 _MAX_CALLS = 3
@@ -32,7 +32,8 @@ def read_topology(graph: object) -> Topology:
     name = getattr(compiled, "name", None)
     nodes = tuple(sorted(reading.nodes.values(), key=lambda node: node.id))
     edges = tuple(dict.fromkeys(sorted(reading.edges, key=lambda e: (e.source, e.target, e.kind, e.label, e.group))))
-    return Topology(name if isinstance(name, str) else "graph", nodes, edges, frozenset(reading.unknown))
+    reasons = {node_id: tuple(sorted(found)) for node_id, found in sorted(reading.unknown.items())}
+    return Topology(name if isinstance(name, str) else "graph", nodes, edges, frozenset(reasons), reasons)
 
 
 def _unwrap(graph: object) -> Any:
@@ -63,7 +64,7 @@ class _Reading:
 
     nodes: dict[NodeId, NodeInfo] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
-    unknown: set[NodeId] = field(default_factory=set)
+    unknown: dict[NodeId, set[OpenReason]] = field(default_factory=dict)
     leavers: set[NodeId] = field(default_factory=set)
     open_graphs: tuple[int, ...] = ()
     calls_deep: int = 0
@@ -106,13 +107,13 @@ class _Reading:
             kind = "unknown" if hints.kind == "plain" else hints.kind
             stops = _with_inside(_stops(graph, name), hints)
             self.nodes[node_id] = NodeInfo(node_id, kind, calls=hints.calls, stops=stops)
-            self.unknown.add(node_id)
+            self._open(node_id, "functional")
             if graph.input_channels in (getattr(node, "triggers", None) or ()):
                 entry = True
                 self._add(prefix, START, name, "plain")
             self._read_inner(node_id, replace(hints.inner, always=False), depth)
         if not entry:
-            self.unknown.add(NodeId(f"{prefix}{START}"))
+            self._open(NodeId(f"{prefix}{START}"), "start")
 
     def _hints(self, runnable: Any) -> _private.Hints:
         """Look at a runnable once per reading: agents that call each other are met again and again."""
@@ -150,8 +151,11 @@ class _Reading:
         if leaves:
             self.leavers.add(node_id)
         # Annotations can name nodes of the node's own graph only: a way out of it is never declared.
-        if (hints.traits.jumps and (leaves or not ends)) or getattr(spec, "is_error_handler", False):
-            self._mark_unknown(prefix, name, hints.traits, level)
+        handles = bool(getattr(spec, "is_error_handler", False))
+        if (hints.traits.jumps and (leaves or not ends)) or handles:
+            jumps: OpenReason = "leaves" if leaves else "tool" if hints.kind == "tools" else "command"
+            reason: OpenReason = jumps if hints.traits.jumps else "handler"
+            self._mark_unknown(prefix, name, hints.traits, level, reason)
 
     def _read_inner(self, node_id: NodeId, inner: _private.Inner, depth: int) -> None:
         """Read the graphs and tasks that a node runs: a sub-graph as declared, anything else as a guess."""
@@ -160,7 +164,7 @@ class _Reading:
         full = depth >= _MAX_NESTING or len(self.spent) >= _MAX_NODES
         full = full or (self.calls_deep >= _MAX_CALLS and not inner.always)
         if len(graphs) < len(readable) or (full and (graphs or inner.tasks)):
-            self.unknown.add(node_id)  # it runs more than is read here
+            self._open(node_id, "unread")  # it runs more than is read here
         if full:
             return
         if inner.always:
@@ -170,10 +174,10 @@ class _Reading:
         readings: list[_Reading] = []
         for graph in graphs:
             if len(self.spent) >= _MAX_NODES:
-                self.unknown.add(node_id)
+                self._open(node_id, "unread")
                 break
             reading = replace(
-                self, nodes=dict(self.nodes), edges=[], unknown=set(), leavers=set(), calls_deep=self.calls_deep + 1
+                self, nodes=dict(self.nodes), edges=[], unknown={}, leavers=set(), calls_deep=self.calls_deep + 1
             )
             reading.read_level(graph, f"{node_id}|", depth + 1)
             reading.nodes = {key: info for key, info in reading.nodes.items() if key.startswith(f"{node_id}|")}
@@ -186,7 +190,8 @@ class _Reading:
         start = f"{node_id}|{START}"
         declared = [({edge.source for edge in each.edges}, set(each.edges)) for each in readings]
         for reading in readings:
-            self.unknown |= reading.unknown
+            for source, reasons in reading.unknown.items():
+                self._open(source, *reasons)
             self.leavers |= reading.leavers
             for key, info in reading.nodes.items():
                 self.nodes[key] = combined(self.nodes[key], info) if key in self.nodes else info
@@ -198,7 +203,7 @@ class _Reading:
                 else:
                     self.edges.append(edge)
             if start in reading.unknown:
-                self.unknown.add(node_id)
+                self._open(node_id, "start")
 
     def _read_tasks(self, node_id: NodeId, tasks: Sequence[Any], depth: int) -> None:
         """Take the tasks that a node's code names for its steps, in that order; when each runs is not declared."""
@@ -213,7 +218,7 @@ class _Reading:
             self.spent.append(task_id)
             hints = self._hints(bound)
             self.nodes[task_id] = NodeInfo(task_id, hints.kind, calls=hints.calls, stops=_with_inside((), hints))
-            self.unknown.add(task_id)
+            self._open(task_id, "functional")
             self._read_inner(task_id, replace(hints.inner, always=False), depth + 1)
         if previous != node_id:
             self.edges.append(Edge(previous, NodeId(f"{node_id}|{END}"), "unknown", group="unknown"))
@@ -221,7 +226,7 @@ class _Reading:
     def _read_branch(self, prefix: str, source: str, name: str, branch: Any, level: Mapping[str, Any]) -> None:
         traits = _private.jump_traits(branch.path)
         if branch.ends is None:
-            self._mark_unknown(prefix, source, traits, level)
+            self._mark_unknown(prefix, source, traits, level, "branch")
             return
         info = self.nodes.get(NodeId(f"{prefix}{source}"))
         if info is not None and (calls := _private.calls_of(branch.path)):  # the edge runs in its source's task
@@ -233,10 +238,15 @@ class _Reading:
         for key, target in branch.ends.items():
             self._add(prefix, source, target, kind, label="" if str(key) == target else str(key), group=group)
 
-    def _mark_unknown(self, prefix: str, source: str, traits: _private.JumpTraits, level: Mapping[str, Any]) -> None:
+    def _open(self, node_id: NodeId, *reasons: OpenReason) -> None:
+        self.unknown.setdefault(node_id, set()).update(reasons)
+
+    def _mark_unknown(
+        self, prefix: str, source: str, traits: _private.JumpTraits, level: Mapping[str, Any], reason: OpenReason
+    ) -> None:
         """Record an undeclared decision, with the node names its code mentions as guesses."""
         node_id = NodeId(f"{prefix}{source}")
-        self.unknown.add(node_id)
+        self._open(node_id, reason)
         for name in sorted(traits.names):
             if name == source:
                 continue  # a node that writes its own name into the state is far more common than one that repeats

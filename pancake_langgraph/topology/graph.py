@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pancake_langgraph._types import NodeId
 from pancake_langgraph.topology import leaves, paths
-from pancake_langgraph.topology.parts import END, START, Edge, EdgeKind, Handoff, NodeInfo, NodeKind
+from pancake_langgraph.topology.parts import END, START, Edge, EdgeKind, Handoff, NodeInfo, NodeKind, OpenReason
 
-__all__ = ["END", "START", "Edge", "EdgeKind", "Handoff", "NodeInfo", "NodeKind", "Topology"]
+__all__ = ["END", "START", "Edge", "EdgeKind", "Handoff", "NodeInfo", "NodeKind", "OpenReason", "Topology"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,15 @@ class Topology:
     """What is known about a graph before it runs.  Immutable and safe to share between threads.
 
     `unknown_sources` are the nodes whose jumps are not (all) declared: conditional edges without a path map, commands
-    without declared targets, and everything in the functional API.  `edges` holds declared edges only.
+    without declared targets, and everything in the functional API; `open_reasons` says which, where that is known.
+    `edges` holds declared edges only.
     """
 
     name: str
     nodes: tuple[NodeInfo, ...]
     edges: tuple[Edge, ...]
     unknown_sources: frozenset[NodeId] = frozenset()
+    open_reasons: Mapping[NodeId, tuple[OpenReason, ...]] = field(default_factory=dict, compare=False)
     _nodes: dict[str, NodeInfo] = field(init=False, repr=False, compare=False)
     _outgoing: dict[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
     _hops: leaves.Hops = field(init=False, repr=False, compare=False)

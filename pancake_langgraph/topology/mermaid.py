@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pancake_langgraph.topology.graph import END, START, Edge, NodeInfo, Topology
+from pancake_langgraph.topology.graph import END, START, Edge, NodeInfo, OpenReason, Topology
 
 _ARROWS = {"plain": "-->", "join": "==>", "unknown": "-.->"}
+#: Words on the arrow to the question mark.
+_OPEN: Mapping[OpenReason, str] = {
+    "branch": "no path map",
+    "command": "undeclared command",
+    "tool": "a tool's command",
+    "leaves": "command to a graph around it",
+    "handler": "error handler",
+    "functional": "functional API",
+    "start": "undeclared start",
+    "unread": "not read to its end",
+}
+_MAX_TOOLS = 4
 
 
 def to_mermaid(topology: Topology, probabilities: Mapping[tuple[str, str], float] | None = None) -> str:
@@ -22,7 +34,12 @@ def to_mermaid(topology: Topology, probabilities: Mapping[tuple[str, str], float
     _draw_level(topology, "", "  ", lines, ids)
     lines += [f"  {_name(e.source, ids)} {_arrow(e, known)} {_name(e.target, ids)}" for e in topology.edges]
     for index, source in enumerate(sorted(topology.unknown_sources)):
-        lines.append(f'  {_name(source, ids)} -.-> unknown{index}{{"?"}}')
+        reasons = ", ".join(_OPEN[reason] for reason in topology.open_reasons.get(source, ()))
+        arrow = f'-.->|"{reasons}"|' if reasons else "-.->"
+        lines.append(f'  {_name(source, ids)} {arrow} unknown{index}{{"?"}}')
+    looping = [ids[node] for members in topology.loops for node in sorted(members) if node in ids]
+    if looping:
+        lines += ["  classDef cycle stroke-width:3px", f"  class {','.join(looping)} cycle"]
     return "\n".join(_collect_missing(topology, ids, lines)) + "\n"
 
 
@@ -52,15 +69,19 @@ def _collect_missing(topology: Topology, ids: dict[str, str], lines: list[str]) 
 
 def _caption(node: NodeInfo, prefix: str) -> str:
     notes: list[str] = [node.kind] if node.kind not in ("plain", "unknown") else []
+    notes += [call for call in node.calls if call not in (node.kind, "graph")]
     notes += ["deferred"] if node.deferred else []
-    notes += ["may stop"] if node.stops else []
-    name = _escape(node.id[len(prefix) :])
-    return f"{name}<br/>{', '.join(notes)}" if notes else name
+    notes += [f"may stop {' and '.join(node.stops)}"] if node.stops else []
+    lines = [_escape(node.id[len(prefix) :]), ", ".join(notes), _escape(", ".join(node.tools[:_MAX_TOOLS]))]
+    if len(node.tools) > _MAX_TOOLS:
+        lines[-1] += f" and {len(node.tools) - _MAX_TOOLS} more"
+    return "<br/>".join(line for line in lines if line)
 
 
 def _arrow(edge: Edge, probabilities: Mapping[tuple[str, str], float]) -> str:
     arrow = _ARROWS.get(edge.kind, "-.->") if edge.is_certain or edge.kind == "unknown" else "-.->"
-    parts = [edge.label] if edge.label else []
+    parts = ["sends"] if edge.kind == "send" else []
+    parts += [edge.label] if edge.label else []
     p_next = probabilities.get((edge.source, edge.target))
     if p_next is not None:
         parts.append(f"p={p_next:.2f}")

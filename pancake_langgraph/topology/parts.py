@@ -16,6 +16,10 @@ CallKind = Literal["model", "tools", "retriever", "graph"]
 #: Where a run can stop for a person: before or after the node by the compiled graph's own list, or inside its code.
 StopKind = Literal["before", "after", "inside"]
 EdgeKind = Literal["plain", "conditional", "join", "send", "command", "handoff", "unknown"]
+#: Why not all jumps of a node are declared: a conditional edge without a path map, a command without declared targets
+#: (returned by the node, by one of its tools, or to a graph around it), an error handler, code of the functional API, a
+#: graph without a declared start, or graphs inside it that were not all read.
+OpenReason = Literal["branch", "command", "tool", "leaves", "handler", "functional", "start", "unread"]
 
 
 @dataclass(frozen=True, slots=True)

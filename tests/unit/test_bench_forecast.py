@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph._types import Candidate, NodeId, Prompt, ThreadId
-from pancake_langgraph.bench.forecast import ForecastPlan, ShapeRuns, missing_packages, summary_of
+from pancake_langgraph.bench.forecast import ForecastPlan, ShapeRuns, missing_packages, summary_of, summary_of_models
 from pancake_langgraph.bench.forecast_cost import Cost, Weight
+from pancake_langgraph.bench.forecast_models import RoutingModel
 from pancake_langgraph.bench.forecast_score import (
     END_LABEL,
     Decision,
@@ -20,6 +22,7 @@ from pancake_langgraph.bench.forecast_score import (
     brier,
     by_runs_seen,
     figures,
+    in_hindsight,
     is_hit,
     mean_of,
     ranked,
@@ -29,6 +32,7 @@ from pancake_langgraph.bench.forecast_shapes import Shape, every_shape, no_scrip
 from pancake_langgraph.bench.forecast_truth import Execution, RunTruth, Written
 from pancake_langgraph.bench.forecast_watch import best_prefix, next_chances, tokens_of
 from pancake_langgraph.runtime.expectations import Cause, ExpectedCall
+from pancake_langgraph.topology import Edge, NodeInfo, Topology
 
 
 def decision(chances: Mapping[str, float], *outcome: str, seen: int = 0, **more: Mapping[str, float]) -> Decision:
@@ -111,6 +115,42 @@ def test_routes_by_lot_are_scored_next_to_the_best_that_is_possible() -> None:
     assert row["top1"] == pytest.approx(1 / 3, abs=1e-4)
     assert row["best_top1"] == pytest.approx(2 / 3, abs=1e-4)
     assert row["best_brier"] == pytest.approx((0.125 + 1.125 + 0.0) / 3, abs=1e-4)
+
+
+def test_the_best_predictor_in_hindsight_knows_how_often_each_node_came() -> None:
+    observed = Observed((decision({"a": 1.0}, "a"), decision({"a": 1.0}, "a", "b"), decision({"b": 1.0}, END_LABEL)))
+    judged = in_hindsight(observed)
+    assert [d.odds for d in judged.decisions] == [{"a": 2 / 3, "b": 1 / 3, END_LABEL: 1 / 3}] * 3
+    row = figures(judged)
+    assert (row["top1"], row["best_top1"]) == (pytest.approx(2 / 3, abs=1e-4), pytest.approx(2 / 3, abs=1e-4))
+
+
+def test_routes_of_real_models_have_a_summary_of_their_own() -> None:
+    rows = [
+        {"top1": 1.0, "best_top1": 0.5, "prefix_share": 0.9, "failed_signals": 1},
+        {"top1": 0.5, "best_top1": 0.5, "failed_signals": 0},
+    ]
+    summary = summary_of_models(rows)
+    assert (summary["shapes"], summary["top1"], summary["best_top1"]) == (2, 0.75, 0.5)
+    assert (summary["top1_over_best"], summary["prefix_share"], summary["failed_signals"]) == (1.5, 0.9, 1)
+
+
+def test_a_model_that_routes_has_to_choose_a_tool_three_times_and_none_after_that() -> None:
+    model = RoutingModel(model="m", base_url="http://127.0.0.1:9/v1", max_tokens=64)
+    tool = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
+    call = {"name": "go", "args": {}, "id": "c", "type": "tool_call"}
+
+    def payload(num_calls: int, **more: object) -> dict[str, object]:
+        turns = [
+            m for _ in range(num_calls) for m in (AIMessage("", tool_calls=[call]), ToolMessage("ok", tool_call_id="c"))
+        ]
+        return model._get_request_payload([HumanMessage("hi"), *turns], **more)
+
+    forced = payload(2, tools=[tool])
+    assert (forced["tool_choice"], forced["parallel_tool_calls"], forced["max_tokens"]) == ("required", False, 64)
+    free = payload(3, tools=[tool])
+    assert (free["tool_choice"], free["max_tokens"]) == ("none", 12)
+    assert "tool_choice" not in payload(0)
 
 
 def test_windows_reach_from_one_number_of_runs_seen_to_the_next() -> None:
@@ -227,6 +267,19 @@ def test_chances_are_those_of_the_next_step_and_the_end_gets_what_is_left() -> N
     assert next_chances([], None, "n", p_end=0.3) == {END_LABEL: 0.3}
 
 
+def test_a_join_is_taken_by_its_name_however_many_steps_off_it_is() -> None:
+    nodes = tuple(NodeInfo(NodeId(name), "plain") for name in ("a", "b", "b2", "z"))
+    edges = [("__start__", "a", "plain"), ("__start__", "b", "plain"), ("b", "b2", "plain")]
+    edges += [("a", "z", "join"), ("b2", "z", "join"), ("z", "__end__", "plain")]
+    topology = Topology("t", nodes, tuple(Edge(NodeId(s), NodeId(t), kind) for s, t, kind in edges))
+    # By the graph alone z comes two steps after a; where b has run ahead it is the next one, where b lags it is later.
+    for steps in (1, 2, 3):
+        assert next_chances([candidate("z", 1.0, steps)], topology, "a", p_end=0.0) == {"z": 1.0}
+    twice = [candidate("z", 1.0, 3), candidate("z", 0.4, 2)]
+    assert next_chances(twice, topology, "a", p_end=0.0) == {"z": 0.4}
+    assert next_chances([candidate("z", 1.0, 2)], topology, "b", p_end=0.0) == {}
+
+
 def test_the_best_prediction_at_the_node_counts_as_far_as_it_is_true() -> None:
     def expected(node: str, text: str) -> ExpectedCall:
         prompt = Prompt.of([{"role": "user", "content": text}])
@@ -247,7 +300,9 @@ def test_there_are_at_least_sixteen_shapes_of_different_names_and_several_famili
     shapes = every_shape()
     assert len({shape.name for shape in shapes}) == len(shapes) >= 16
     assert len({shape.family for shape in shapes}) >= 8
-    assert any(shape.routes_by_model for shape in shapes)
+    by_model = [shape for shape in shapes if shape.routes_by_model]
+    assert len(by_model) >= 5
+    assert len({shape.family for shape in by_model}) >= 5
     assert sum(bool(shape.odds) for shape in shapes) >= 3
 
 

@@ -148,6 +148,173 @@ def test_the_plan_is_in_the_json_and_in_a_file_of_its_own(app, tmp_path):
     assert plan.step("a").seconds.p50_s == 3.0
 
 
+RICH = """
+from typing import Literal, TypedDict
+from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, Send, interrupt
+
+
+class State(TypedDict):
+    messages: list
+
+
+@tool
+def look_up(word: str) -> str:
+    "Look up."
+    return word
+
+
+def leave(state: State):
+    return Command(goto="last", graph=Command.PARENT)
+
+
+def ask(state: State):
+    interrupt("go on?")
+
+
+def spread(state: State):
+    return [Send("work", state)]
+
+
+def jump(state: State):
+    return Command(goto="last")
+
+
+def same(state: State):
+    return {}
+
+
+inner = StateGraph(State).add_node("leave", leave).add_edge(START, "leave").compile()
+builder = StateGraph(State)
+for name in ("left", "right", "work", "check", "last"):
+    builder.add_node(name, same, defer=name == "last")
+builder.add_node("merge", same).add_node("tools", ToolNode([look_up])).add_node("ask", ask)
+builder.add_node("jump", jump).add_node("team", inner)
+builder.add_edge(START, "left").add_edge(START, "right").add_edge(["left", "right"], "merge")
+builder.add_conditional_edges("merge", spread, ["work"]).add_edge("work", "tools").add_edge("tools", "check")
+builder.add_conditional_edges("check", lambda state: "tools", ["tools", "ask"]).add_edge("ask", "jump")
+builder.add_conditional_edges("left", lambda state: END)
+graph = builder.compile(interrupt_before=["merge"], interrupt_after=["check"])
+
+
+@entrypoint()
+def flow(value: int) -> int:
+    return value
+"""
+
+
+@pytest.fixture
+def rich(app: str, tmp_path: Path) -> str:
+    (tmp_path / "rich_app.py").write_text(RICH)
+    return "rich_app.py:graph"
+
+
+def about(said: str, node: str) -> str:
+    """Return the paragraph of one node."""
+    return next(part for part in said.split("\n\n") if part.startswith(f"{node} ("))
+
+
+def test_the_first_lines_sum_up_stops_loops_joins_and_fan_outs(rich):
+    first = run(rich).split("\n\n")[0].splitlines()
+    assert "Starts with: left, right" in first
+    assert "Tools: look_up" in first
+    assert "May stop for a person: ask (inside), check (after), merge (before)" in first
+    assert "Loop 1: check, tools (2 nodes); left from check to ask" in first
+    assert "Joins: merge" in first
+    assert "Deferred: last" in first
+    assert "Fan-outs: merge to work" in first
+    assert "Undeclared jumps: jump, left, team|leave" in first
+
+
+def test_every_node_says_what_it_calls_where_it_stops_and_what_it_waits_for(rich):
+    said = run(rich)
+    assert "calls tools look_up" in about(said, "tools")
+    assert "in loop 1, of 2 node(s)" in about(said, "tools")
+    assert "may stop before it" in about(said, "merge")
+    assert "starts once left, right are done" in about(said, "merge")
+    assert "may fan out to work, any number at once" in about(said, "merge")
+    assert "may stop inside it, its code calls interrupt" in about(said, "ask")
+    assert "may stop after it" in about(said, "check")
+    assert "deferred: waits until all others are done" in about(said, "last")
+
+
+@pytest.mark.parametrize(
+    ("node", "why", "remedy"),
+    [
+        ("left", "a conditional edge without a path map", "add_conditional_edges(NODE, router,"),
+        ("jump", "may return a Command with goto", 'Command[Literal["x", "y"]]'),
+        ("team|leave", "jump out of its sub-graph by Command.PARENT", "where the sub-graph is added"),
+    ],
+)
+def test_an_undeclared_jump_says_why_it_is_unknown_and_how_to_declare_it(rich, node, why, remedy):
+    said = about(run(rich), node)
+    assert why in said
+    assert remedy in said
+
+
+def test_the_functional_api_is_said_to_declare_nothing(rich):
+    assert "why: the functional API declares no edges" in run("rich_app.py:flow")
+
+
+def test_json_has_all_of_it(rich):
+    said = json.loads(run(rich, "--format", "json"))
+    nodes = {node["id"]: node for node in said["nodes"]}
+    assert nodes["tools"]["calls"] == ["tools"]
+    assert nodes["merge"]["stops"] == ["before"]
+    assert nodes["merge"]["waits_for"] == ["left", "right"]
+    assert nodes["merge"]["sends_to"] == ["work"]
+    assert said["loops"] == [
+        {"nodes": ["check", "tools"], "exits": [{"source": "check", "target": "ask"}], "open_nodes": []}
+    ]
+    assert (nodes["tools"]["loop"], nodes["ask"]["loop"]) == (0, None)
+    assert [jump["reason"] for jump in said["unknown"]["left"]] == ["a conditional edge without a path map decides"]
+    assert said["least_steps"] is None or said["least_steps"] >= 1
+
+
+def test_the_chart_marks_stops_tools_loops_fan_outs_and_why_a_jump_is_open(rich):
+    drawing = run(rich, "--format", "mermaid")
+    assert '"tools<br/>tools<br/>look_up"' in drawing
+    assert '"merge<br/>may stop before"' in drawing
+    assert '|"sends p=' in drawing
+    assert '-.->|"no path map"| unknown' in drawing
+    assert "classDef cycle" in drawing
+
+
+BIG = """
+from typing import TypedDict
+from langgraph.graph import END, START, StateGraph
+
+
+class State(TypedDict):
+    n: int
+
+
+builder = StateGraph(State)
+names = [f"n{number:03}" for number in range(500)]
+for name in names:
+    builder.add_node(name, lambda state: state)
+builder.add_edge(START, names[0])
+builder.add_conditional_edges(names[0], lambda state: names[1], names[1:])
+graph = builder.compile()
+"""
+
+
+def test_a_graph_of_500_nodes_stays_readable(app, tmp_path):
+    (tmp_path / "big_app.py").write_text(BIG)
+    said = run("big_app.py:graph")
+    assert len(said.split("\n\n")[0].splitlines()) < 12
+    assert max(len(line) for line in said.splitlines()) < 200
+    hub = about(said, "n000").splitlines()
+    assert len(hub) < 24
+    assert any("and 491 more ways" in line for line in hub)
+    assert "Not drawn here, with over 100 nodes" in said
+    assert "flowchart" not in said
+    assert run("big_app.py:graph", "--format", "mermaid").count("-.->") == 499
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
