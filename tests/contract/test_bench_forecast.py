@@ -5,8 +5,11 @@ import pytest
 from pancake_langgraph.bench.forecast import ForecastPlan, run_forecast, watch_scripted
 from pancake_langgraph.bench.forecast_cost import measure_cost
 from pancake_langgraph.bench.forecast_shapes import Shape, every_shape
+from pancake_langgraph.bench.forecast_watch import SharedClock
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.cli.bench import show
+from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
+from pancake_langgraph.testing.fake_server import FakeEngineServer
 
 
 def shape_named(name: str) -> Shape:
@@ -26,6 +29,32 @@ def test_two_runs_of_every_shape_give_a_valid_result() -> None:
     assert again.arms["pancake"]["observe_s"].n == 4
     assert all(row["decisions"] >= 2 and "prefix_share" in row for row in again.sweep or ())
     assert len(told) == len(shapes) + 1
+
+
+def test_shapes_routed_by_a_model_on_an_engine_are_told_apart_from_scripted_ones() -> None:
+    script = shape_named("judged-loop").script
+    engine = FakeEngine(FakeEngineSettings(script=script, max_model_len_tokens=8192, pool_blocks=8192), SharedClock())
+    plan = ForecastPlan(runs=4, cost_runs=2, shapes=("judged-loop", "chain"))
+    with FakeEngineServer(engine) as server:
+        result = run_forecast(plan, lambda text: None, real=(server.base_url, "fake"))
+    rows = {row["shape"]: row for row in result.sweep or ()}
+    assert list(rows) == ["chain", "judged-loop", "judged-loop/real"]
+    assert "best_top1" in rows["judged-loop/real"]
+    assert "best_top1" not in rows["judged-loop"]
+    assert result.summary is not None
+    assert result.summary["real_routers"]["shapes"] == 1
+    assert result.summary["real_routers"]["failed_signals"] == 0
+    scripted = [rows["chain"]["top1"], rows["judged-loop"]["top1"]]
+    assert result.summary["top1"] == pytest.approx(sum(scripted) / 2, abs=1e-4)
+
+
+async def test_a_model_chooses_how_often_a_loop_goes_round_and_is_heard_before_it_ends() -> None:
+    observed, failed = await watch_scripted(shape_named("judged-loop"), runs=12, seed=0)
+    assert failed == 0
+    judged = [decision for decision in observed.decisions if decision.node == "judge"]
+    assert {label for decision in judged for label in decision.outcome} == {"write", "publish"}
+    late = [decision for decision in judged if decision.runs_seen >= 8]
+    assert all(max(d.chances, key=lambda label: d.chances[label]) in d.outcome for d in late)
 
 
 def test_the_result_is_shown_with_a_row_per_shape(capsys: pytest.CaptureFixture[str]) -> None:
