@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import warnings
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from langchain_core.messages import SystemMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from pydantic import Field
 
 from pancake_langgraph._types import Prompt
 from pancake_langgraph.bench.forecast_shapes import (
@@ -30,7 +29,7 @@ _TEAM: Final = ("finder", "counter", "writer", "checker")
 
 
 def _look_up(parts: Parts) -> BaseTool:
-    async def look_up(query: Annotated[str, Field(max_length=24)]) -> str:
+    async def look_up(query: str) -> str:
         parts.work(_TOOL_S)
         return f"found a page on {query}"
 

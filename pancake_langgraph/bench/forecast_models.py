@@ -6,7 +6,10 @@ fit a schema) it chooses anything, and the route is what it is.
 
 from __future__ import annotations
 
+import json
 import random
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from langchain_core.language_models import LanguageModelInput
@@ -30,8 +33,8 @@ from pancake_langgraph.bench.forecast_shapes import (
 from pancake_langgraph.chat_model import PancakeChatModel
 from pancake_langgraph.engines.fake_text import FakeAnswer, FakeToolCall, text_of
 
-#: Tokens of an answer that says where to go; enough for a tool call, so that none is cut.
-ROUTE_TOKENS: Final = 64
+#: Tokens of an answer that says where to go: more than any call or schema here takes, so that none is cut.
+ROUTE_TOKENS: Final = 96
 _WORDS_TOKENS: Final = 12
 _MAX_CALLS: Final = 3
 _MAX_ROUNDS: Final = 4
@@ -40,24 +43,54 @@ _STEPS: Final = ("search", "count", "write", "check")
 
 
 class RoutingModel(PancakeChatModel):
-    """Has to call one of its tools, three times in a conversation, and may call none after that.
+    """Has to call one of its tools, three times in a conversation, and to fill in the schema it is given.
 
-    An answer without tools and without a schema is cut to a few words.
+    vLLM is held to a regular expression: its own schemas leave room for white space, in which a small model may go on
+    until its answer is cut.  Any other answer is cut to a few words.
     """
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         payload = super()._get_request_payload(input_, stop=stop, **kwargs)
-        tools = payload.get("tools")
-        if tools and _num_calls(payload["messages"], {tool["function"]["name"] for tool in tools}) < _MAX_CALLS:
-            return {**payload, "tool_choice": "required", "parallel_tool_calls": False}
-        if payload.get("response_format") is None:
-            payload["max_tokens"] = _WORDS_TOKENS
-        return {**payload, "tool_choice": "none"} if tools else payload
+        functions = [tool["function"] for tool in payload.get("tools") or ()]
+        asked = payload.pop("response_format", None)
+        if asked is not None:
+            expression = pattern_of(asked["json_schema"]["schema"])
+        elif _num_calls(payload["messages"], {function["name"] for function in functions}) < _MAX_CALLS and functions:
+            expression = f"<tool_call>\\n({'|'.join(map(_call_of, functions))})\\n</tool_call>"
+        else:
+            choice = {"tool_choice": "none"} if functions else {}
+            return {**payload, **choice, "max_tokens": _WORDS_TOKENS}
+        extra = {**(payload.get("extra_body") or {}), "structured_outputs": {"regex": expression}}
+        return {**payload, "extra_body": extra}
 
 
-def _num_calls(messages: list[dict[str, Any]], names: set[str]) -> int:
+def pattern_of(schema: Mapping[str, Any]) -> str:
+    """Return a regular expression of the JSON texts that fit a schema of objects, lists, choices and short texts."""
+    if "enum" in schema or "const" in schema:
+        choices = schema.get("enum") or [schema["const"]]
+        return f"({'|'.join(_escaped(json.dumps(choice)) for choice in choices)})"
+    if schema.get("type") == "array":
+        item = pattern_of(schema["items"])
+        return rf"\[{item}(, {item}){{{schema['minItems'] - 1},{schema['maxItems'] - 1}}}\]"
+    if schema.get("type") == "object":
+        fields = (f"{_escaped(json.dumps(name))}: {pattern_of(of)}" for name, of in schema["properties"].items())
+        return rf"\{{{', '.join(fields)}\}}"
+    return '"[a-z0-9 ]{1,24}"'
+
+
+def _call_of(function: Mapping[str, Any]) -> str:
+    name = _escaped(json.dumps(function["name"]))
+    return rf'\{{"name": {name}, "arguments": {pattern_of(function["parameters"])}\}}'
+
+
+def _escaped(text: str) -> str:
+    """Escape what means something; `re.escape` escapes more, which not every dialect takes."""
+    return re.sub(r"([\\.^$*+?{}\[\]|()])", r"\\\1", text)
+
+
+def _num_calls(messages: Sequence[Mapping[str, Any]], names: set[str]) -> int:
     return sum(call["function"]["name"] in names for message in messages for call in message.get("tool_calls") or ())
 
 
@@ -227,7 +260,7 @@ def _finish() -> BaseTool:
 
 
 def _close(prompt: Prompt) -> FakeAnswer:
-    asked = _num_calls([dict(message) for message in prompt.messages], {"search", "count"})
+    asked = _num_calls(prompt.messages, {"search", "count"})
     tool, given = (("search", "maps"), ("count", "ledgers"), ("finish", "done"))[min(asked, 2)]
     return FakeAnswer(tool_calls=(FakeToolCall(tool, {"state" if tool == "finish" else "shelf": given}),))
 

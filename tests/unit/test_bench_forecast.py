@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -12,7 +14,7 @@ from pancake_langgraph._errors import ConfigError
 from pancake_langgraph._types import Candidate, NodeId, Prompt, ThreadId
 from pancake_langgraph.bench.forecast import ForecastPlan, ShapeRuns, missing_packages, summary_of, summary_of_models
 from pancake_langgraph.bench.forecast_cost import Cost, Weight
-from pancake_langgraph.bench.forecast_models import RoutingModel
+from pancake_langgraph.bench.forecast_models import RoutingModel, pattern_of
 from pancake_langgraph.bench.forecast_score import (
     END_LABEL,
     Decision,
@@ -140,17 +142,47 @@ def test_a_model_that_routes_has_to_choose_a_tool_three_times_and_none_after_tha
     tool = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
     call = {"name": "go", "args": {}, "id": "c", "type": "tool_call"}
 
-    def payload(num_calls: int, **more: object) -> dict[str, object]:
+    def payload(num_calls: int, **more: object) -> dict[str, Any]:
         turns = [
             m for _ in range(num_calls) for m in (AIMessage("", tool_calls=[call]), ToolMessage("ok", tool_call_id="c"))
         ]
         return model._get_request_payload([HumanMessage("hi"), *turns], **more)
 
     forced = payload(2, tools=[tool])
-    assert (forced["tool_choice"], forced["parallel_tool_calls"], forced["max_tokens"]) == ("required", False, 64)
+    expression = forced["extra_body"]["structured_outputs"]["regex"]
+    assert re.fullmatch(expression, '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>')
+    assert forced["max_tokens"] == 64
     free = payload(3, tools=[tool])
     assert (free["tool_choice"], free["max_tokens"]) == ("none", 12)
+    assert "extra_body" not in free
     assert "tool_choice" not in payload(0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "fails"),
+    [
+        ({"enum": ["a.b", 2]}, ['"a.b"', "2"], ['"axb"', '"2"', " 2"]),
+        ({"const": "x"}, ['"x"'], ['"y"']),
+        ({"type": "string"}, ['"some words 7"'], ['""', '"no\nbreak"', f'"{"a" * 25}"']),
+        (
+            {"type": "array", "items": {"enum": ["a"]}, "minItems": 1, "maxItems": 3},
+            ['["a"]', '["a", "a", "a"]'],
+            ["[]", '["a", "a", "a", "a"]'],
+        ),
+        (
+            {"type": "object", "properties": {"q": {"const": 1}, "r": {"const": True}}},
+            ['{"q": 1, "r": true}'],
+            ['{"q": 1}', '{"q":  1, "r": true}'],
+        ),
+        ({"type": "object", "properties": {}}, ["{}"], ["{ }"]),
+    ],
+)
+def test_a_schema_becomes_an_expression_without_room_for_white_space(
+    schema: dict[str, object], fits: list[str], fails: list[str]
+) -> None:
+    expression = pattern_of(schema)
+    assert all(re.fullmatch(expression, text) for text in fits)
+    assert not any(re.fullmatch(expression, text) for text in fails)
 
 
 def test_windows_reach_from_one_number_of_runs_seen_to_the_next() -> None:
