@@ -32,6 +32,7 @@ from pancake_langgraph.chat.tokens import TokenCounting
 from pancake_langgraph.chat.watch import RunProbe, Watch
 from pancake_langgraph.config.address import require_http_address
 from pancake_langgraph.config.env import runtime_requested, settings_from_env
+from pancake_langgraph.prompts.tool_order import ToolOrder
 
 #: Keyword that carries a `RunProbe` through LangChain's own methods; never sent, traced or cached.
 _PROBE = "pancake_probe"
@@ -62,10 +63,11 @@ class PancakeChatModel(TokenCounting, BaseChatOpenAI):
     """Whether earlier reasoning goes back to the server, in `reasoning_content` and `reasoning`."""
     return_token_ids: bool = False
     """Whether to ask for token ids; observers get them, the message keeps only their number."""
-    keep_tool_order: bool = True
-    """Whether tools keep the order and key order they were bound with, as other clients send them.  With false they are
-    sorted, so that an order that varies between runs no longer moves the cached prefix; other bytes may mean other
-    words."""
+    tool_order: ToolOrder = "first_seen"
+    """How tools are laid out.  `first_seen` sends a set of tools in the order (and order of keys) in which this process
+    sent it first: what other clients send where the app's order is constant, one stable prefix where it varies.
+    `sorted` sorts tools and keys, so that processes agree, too; other bytes may mean other words.  `as_bound` leaves
+    them alone."""
     strict_roles: bool = False
     """Whether to fit templates that allow one system message and no two equal roles in a row."""
     repair_tool_pairs: bool = True

@@ -9,7 +9,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.chat.structured import response_format
-from pancake_langgraph.wire.bodies import deep_merge, stable_tools
+from pancake_langgraph.prompts.tool_order import expected_tools, sent_tools
+from pancake_langgraph.wire.bodies import deep_merge
 from pancake_langgraph.wire.messages import pair_tool_calls, short_tool_call_ids, strict_roles
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def lay_out(
     if model.tool_call_id_style == "alnum9":
         wire = short_tool_call_ids(wire)
     payload["messages"] = wire
-    if payload.get("tools") and not model.keep_tool_order:
-        payload["tools"] = stable_tools(payload["tools"])
+    if payload.get("tools"):  # what is sent streams; the rest is only counted or shown
+        order = sent_tools if payload.get("stream") else expected_tools
+        payload["tools"] = order(payload["tools"], model.tool_order)
     if payload.get("response_format") is not None:
         payload["response_format"] = response_format(payload["response_format"], strict=payload.pop("strict", None))
     if "max_completion_tokens" in payload:

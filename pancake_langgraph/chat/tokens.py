@@ -80,7 +80,7 @@ def _text_body(model: PancakeChatModel, text: str) -> dict[str, Any]:
 
 def _chat_body(model: PancakeChatModel, messages: Sequence[BaseMessage], tools: Sequence[Any] | None) -> dict[str, Any]:
     bound: dict[str, Any] = {"tools": [convert_to_openai_tool(tool) for tool in tools]} if tools else {}
-    return flatten(model._get_request_payload(list(messages), **bound))
+    return flatten(model._get_request_payload(list(messages), stream=False, **bound))
 
 
 def _chars(body: dict[str, Any]) -> int:

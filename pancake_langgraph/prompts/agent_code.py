@@ -21,7 +21,6 @@ from pancake_langgraph.prompts.parts import Keep, Part, Slice
 from pancake_langgraph.prompts.prediction import Source
 from pancake_langgraph.prompts.wire_form import wire_form
 from pancake_langgraph.topology._private import safe_getattr, walk
-from pancake_langgraph.wire.bodies import stable_tools
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ def _agent(namespace: str, node: Any, agent_name: str | None) -> DeclaredPrompt 
     model = cells.get("model")
     if _CHAT_BASE not in {kind.__name__ for kind in type(model).__mro__}:
         return None  # another client may lay its requests out in another way
-    tools = _tools(cells, model, bound)
+    tools = _tools(cells, bound)
     head = _head(cells.get("system_message"))
     if head is None:
         return None
@@ -93,7 +92,14 @@ def _agent(namespace: str, node: Any, agent_name: str | None) -> DeclaredPrompt 
     if safe_getattr(model, "tool_call_id_style") == "alnum9" or safe_getattr(model, "send_reasoning_back") is True:
         return None  # learned from calls instead
     parts: tuple[Part, ...] = (*head, Slice("messages", Keep(layout=layout or "paired")))
-    return DeclaredPrompt(namespace, Source.CODE, parts=parts, tools=tools, agent_name=agent_name)
+    return DeclaredPrompt(
+        namespace,
+        Source.CODE,
+        parts=parts,
+        bound_tools=tools,
+        tool_order=safe_getattr(model, "tool_order"),
+        agent_name=agent_name,
+    )
 
 
 def _head(system: object) -> tuple[Part, ...] | None:
@@ -103,8 +109,8 @@ def _head(system: object) -> tuple[Part, ...] | None:
     return tuple(literal(message) for message in wire) if wire else None
 
 
-def _tools(cells: Mapping[str, object], model: object, bound: object) -> tuple[WireObject, ...] | None:
-    """Return the tools as they will be sent, or `None` where only a call can tell."""
+def _tools(cells: Mapping[str, object], bound: object) -> tuple[WireObject, ...] | None:
+    """Return the tools as they are bound, or `None` where only a call can tell."""
     tools, strict = cells["default_tools"], None
     answer = cells.get("initial_response_format")
     extra: list[object] = []
@@ -125,7 +131,7 @@ def _tools(cells: Mapping[str, object], model: object, bound: object) -> tuple[W
     if any(tool is None for tool in wire):
         return None
     known = [tool for tool in wire if tool is not None]
-    return tuple(stable_tools(known) if safe_getattr(model, "keep_tool_order") is False else known)
+    return tuple(known)
 
 
 def _wire_tool(tool: Any, *, strict: bool | None) -> WireObject | None:

@@ -14,6 +14,7 @@ from pancake_langgraph.prompts.fields import NO_FORM, WireMemo
 from pancake_langgraph.prompts.identity import common_messages
 from pancake_langgraph.prompts.parts import Known, Part, Rendering, render
 from pancake_langgraph.prompts.prediction import Source
+from pancake_langgraph.prompts.tool_order import expected_tools
 
 logger = logging.getLogger(__name__)
 
@@ -57,16 +58,23 @@ class DeclaredPrompt:
     """A prompt that need not be learned.
 
     Either `parts` (read from code) or `prompt` (declared): a text (the system prompt), a prompt template, messages, or
-    a callable that makes any of these from the state; it must be pure.  `tools` is `None` where only a call can tell.
+    a callable that makes any of these from the state; it must be pure.  `bound_tools` is `None` where only a call can
+    tell; `tool_order` is the setting of the model that will send them.
     """
 
     namespace: str
     source: Source
     prompt: object = None
     parts: tuple[Part, ...] = ()
-    tools: tuple[WireObject, ...] | None = None
+    bound_tools: tuple[WireObject, ...] | None = None
+    tool_order: object = None
     agent_name: str | None = None
     _complaints: list[str] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def tools(self) -> tuple[WireObject, ...] | None:
+        """The tools as they would be sent now; `None` where only a call can tell."""
+        return None if self.bound_tools is None else tuple(expected_tools(self.bound_tools, self.tool_order))
 
     def render(self, known: Known, memo: WireMemo) -> Rendering:
         """Return the prompt as far as it is certain.  Never raises: a declared prompt that fails renders nothing."""
