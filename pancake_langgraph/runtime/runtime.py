@@ -20,6 +20,7 @@ from pancake_langgraph.forecast import Forecaster, create_forecaster
 from pancake_langgraph.ledger import Ledger, LedgerStatistics, SpanKind
 from pancake_langgraph.plan import CompiledPlan, GraphPhases, compile_plan, declared_for
 from pancake_langgraph.prompts.agent_code import prompts_of
+from pancake_langgraph.prompts.lint_report import PrefixReport
 from pancake_langgraph.runtime.actor import Actor
 from pancake_langgraph.runtime.background import BackgroundLoop
 from pancake_langgraph.runtime.expectations import ExpectedCall
@@ -191,6 +192,12 @@ class Runtime:
             resolved=state.resolved,
             failed_forecast_files=self._knowledge.failures if self._knowledge else 0,
         )
+
+    def prefix_report(self) -> PrefixReport:
+        """Return per agent where its prompts did not extend the one before; no text of them.  Works after `close`."""
+        if self._background.is_running:
+            self._background.run(self._is_idle()).result()  # what was posted before is taken in now
+        return self._state.lint.report()
 
     def expectations(self) -> tuple[ExpectedCall, ...]:
         """Return which calls are expected, oldest first, after every signal of the caller's thread was taken in.

@@ -12,6 +12,7 @@ from pancake_langgraph.config import Resolved, RuntimeSettings
 from pancake_langgraph.forecast import Forecaster
 from pancake_langgraph.ledger import Ledger
 from pancake_langgraph.prompts import PromptBook
+from pancake_langgraph.prompts.lint_book import PrefixLint
 from pancake_langgraph.runtime.breaker import Breaker
 from pancake_langgraph.runtime.expectations import Expectation, ExpectationTable, Place
 from pancake_langgraph.runtime.handles import HandleTable
@@ -85,6 +86,7 @@ class State:
     spans: SpanBook
     tier_breaker: Breaker
     engine_breaker: Breaker
+    lint: PrefixLint
     resolved: Resolved | None = None
     handoff_tools: dict[str, frozenset[str]] = field(default_factory=dict)
     topologies: dict[str, Topology] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class State:
             spans=SpanBook(ledger.append),
             tier_breaker=breaker("tier"),
             engine_breaker=breaker("engine"),
+            lint=PrefixLint(max_lines=settings.max_contexts),
         )
 
 

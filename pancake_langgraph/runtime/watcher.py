@@ -16,6 +16,7 @@ from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.runtime.actor import Actor
 from pancake_langgraph.runtime.choices import clues_in
 from pancake_langgraph.runtime.expectations import ANYWHERE, Cause, Expectation, Place
+from pancake_langgraph.runtime.linting import lint_call
 from pancake_langgraph.runtime.prompting import PromptWatch
 from pancake_langgraph.runtime.signals import (
     Closed,
@@ -335,6 +336,7 @@ class Watcher:
         call = self._state.calls.pop(signal.run_id, None)
         if call is None:
             return
+        lint_call(self._state, call)
         if call.claim is not None:
             self._prompts.judge_tokens(call)
             outcome, reason = judge(call)

@@ -39,7 +39,7 @@ def test_help_lists_every_command_without_importing_any() -> None:
         [sys.executable, "-c", code], env={"PYTHONPATH": root}, capture_output=True, text=True, check=True
     )
     assert "HEAVY []" in done.stdout
-    for name in ("bench", "demo", "doctor", "explain", "models", "up"):
+    for name in ("bench", "demo", "doctor", "explain", "lint", "models", "up"):
         assert f"  {name} " in done.stdout
 
 

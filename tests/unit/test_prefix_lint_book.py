@@ -1,0 +1,254 @@
+"""Breaks over many calls: which call came before, what is added up, what is kept and for how long."""
+
+import copy
+import json
+import logging
+import random
+from typing import Any
+
+import pytest
+
+from pancake_langgraph._types import Prompt
+from pancake_langgraph.prompts.lint_book import Observed, PrefixLint
+from pancake_langgraph.prompts.lint_kinds import BreakKind
+
+K = BreakKind
+RULES = "You keep the accounts of a small bakery, and you answer in one short sentence. "
+OTHER = "Read what was said and find every mistake in it, however small, and list them."
+
+
+def sys(text: str = RULES) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def ai(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def tool(name: str, text: str = "Does it.") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": text, "parameters": {"type": "object"}}}
+
+
+def turns(count: int, about: str = "") -> list[dict[str, Any]]:
+    pairs = [(user(f"{about} question {n}"), ai(f"{about} answer {n}")) for n in range(count)]
+    return [message for pair in pairs for message in pair]
+
+
+class Calls:
+    """Observes calls of one agent, each with objects of its own, as they come from the wire."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.lint = PrefixLint(**limits)
+
+    def __call__(self, *messages: Any, tools: Any = (), agent: str = "a", thread: str = "t", **how: Any) -> Observed:
+        prompt = Prompt.of(copy.deepcopy(messages), copy.deepcopy(tools))
+        return self.lint.observe(prompt, agent=agent, thread=thread, **how)
+
+    def kinds(self, agent: str = "a") -> dict[BreakKind, int]:
+        found = self.lint.report().agent(agent)
+        assert found is not None
+        return {kind.kind: kind.count for kind in found.kinds}
+
+
+def test_a_growing_thread_has_no_break() -> None:
+    calls = Calls()
+    for count in range(20):
+        assert calls(sys(), *turns(count), user(f" question {count}")).found is None
+    assert calls.kinds() == {}
+    assert calls.lint.sizes[0] == 1
+
+
+def test_a_clock_breaks_every_call_and_is_added_up_with_its_worst_place() -> None:
+    calls = Calls(count_tokens=len)
+    for minute in range(10, 20):
+        calls(sys(f"{RULES}It is 09:{minute}."), *turns(minute), tag=minute)
+    report = calls.lint.report().agent("a")
+    assert report is not None
+    [clock] = report.kinds
+    assert (report.calls, report.breaks, clock.kind, clock.count) == (10, 9, K.CLOCK, 9)
+    assert clock.worst.place.char == len(RULES + "It is 09:1")
+    assert clock.lost_tokens > clock.worst.lost_tokens > 0
+    assert not clock.is_estimate
+    assert calls(sys(f"{RULES}It is 09:20."), *turns(20)).tag == 19
+
+
+def test_a_new_thread_is_compared_with_the_head_of_another() -> None:
+    calls = Calls(count_tokens=len)
+    tools = [tool("x"), tool("y")]
+    calls(sys(), *turns(3, "rolls"), tools=tools, thread="one")
+    assert calls(sys(), *turns(1, "cakes"), tools=tools, thread="two").found is None
+    found = calls(sys(), *turns(1, "buns"), tools=tools[::-1], thread="three").found
+    assert found is not None
+    assert found.kind is K.TOOL_ORDER
+    assert found.lost_tokens == sum(len(json.dumps(t)) for t in tools), "the history of another thread is no loss"
+
+
+def test_threads_running_beside_each_other_do_not_mix() -> None:
+    calls = Calls()
+    for count in range(6):
+        for thread in ("one", "two", "three"):
+            calls(sys(), *turns(count, thread), user(f"{thread} question {count}"), thread=thread)
+    assert calls.kinds() == {}
+
+
+def test_workers_of_a_fan_out_do_not_break_each_other() -> None:
+    calls = Calls()
+    shared = user("All of them read these notes about flour and ovens.")
+    for step in range(3):
+        for worker in range(8):
+            talk = turns(step, f"worker {worker}")
+            calls(sys(), shared, user(f"Write chapter {worker}"), *talk)
+    assert calls.kinds() == {}
+
+
+def test_two_prompts_in_one_node_are_two_agents() -> None:
+    calls = Calls()
+    for count in range(1, 5):
+        calls(sys(), *turns(count))
+        calls(sys(OTHER), *turns(count))
+    assert calls.kinds() == {}
+
+
+def test_a_system_prompt_that_became_another_is_a_break_once_nothing_comes_back() -> None:
+    calls = Calls()
+    calls(sys(), *turns(2))
+    calls(sys(OTHER), *turns(3))
+    assert calls.kinds() == {}, "it may still be another agent"
+    calls(sys(OTHER), *turns(4))
+    assert calls.kinds() == {K.SYSTEM: 1}
+
+
+def test_a_prompt_made_anew_each_time_is_told_in_the_end() -> None:
+    calls = Calls()
+    words = random.Random(3)
+    for count in range(1, 14):
+        letters = "".join(words.choices("abcdefghijklmnop ", k=100))
+        calls(sys(letters), *turns(count))
+    assert calls.kinds()[K.SYSTEM] >= 3
+
+
+def test_a_step_back_in_time_is_no_break_and_neither_is_another_answer() -> None:
+    calls = Calls()
+    calls(sys(), *turns(4))
+    calls(sys(), *turns(2))
+    assert calls(sys(), *turns(2), user("Something else?"), ai("Yes.")).found is None
+    assert calls(sys(), *turns(5)).found is None
+    assert calls.kinds() == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "now"),
+    [
+        (K.TRIMMED, [sys(), *turns(6)[4:], user("new")]),
+        (K.SUMMARIZED, [sys(), user("Summary: so far so good."), *turns(6)[8:], user("new")]),
+        (K.INSERTED, [sys(), user("Memory: rye is liked."), *turns(6), user("new")]),
+        (K.EDITED, [sys(), *turns(6)[:4], user("(cleared)"), *turns(6)[5:], user("new")]),
+    ],
+)
+def test_what_is_done_to_a_history_is_told_by_what_remains_of_it(kind: K, now: list[Any]) -> None:
+    calls = Calls()
+    calls(sys(), *turns(6))
+    assert calls(*now).found is not None
+    assert calls(*now, ai("And on it goes")).found is None, "the new history is the one to extend"
+    assert calls.kinds() == {kind: 1}
+
+
+def test_token_ids_tell_what_messages_do_not() -> None:
+    calls = Calls()
+    calls(sys(), *turns(2), token_ids=(*range(100), *range(500, 600)))
+    observed = calls(sys(), *turns(3), token_ids=(*range(100), *range(700, 900)))
+    assert observed.found is not None
+    assert (observed.found.kind, observed.found.lost_tokens, observed.found.is_estimate) == (K.TEMPLATE, 100, False)
+    assert calls(sys(), *turns(4), token_ids=(*range(100), *range(700, 1200))).found is None
+
+
+# -- without names --------------------------------------------------------------------------------------------------
+
+
+def test_without_names_the_system_prompt_tells_the_agent_and_the_history_the_thread() -> None:
+    calls = Calls()
+    seen = []
+    for count in range(1, 6):
+        for rules, about in ((RULES, "rolls"), (RULES, "cakes"), (OTHER, "rolls")):
+            text = f"{rules} Step {count}." if about == "cakes" else rules
+            seen.append(calls(sys(text), *turns(count, about), agent="", thread=""))
+    assert {observed.agent for observed in seen} == {"agent 1", "agent 2"}
+    assert calls.kinds("agent 2") == {}
+    assert calls.kinds("agent 1")[K.COUNTER] >= 4
+
+
+def test_without_a_system_prompt_there_is_one_agent() -> None:
+    calls = Calls()
+    names = {calls(*turns(count), agent="", thread="").agent for count in range(1, 4)}
+    assert names == {"agent 1"}
+    assert calls(sys(), *turns(2), agent="", thread="").agent == "agent 2"
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_bounded_in_conversations_agents_and_token_ids() -> None:
+    calls = Calls(max_lines=10, max_agents=5, max_ids=1000)
+    for number in range(200):
+        calls(sys(), *turns(2, f"topic {number}"), agent=f"a{number % 20}", thread=f"t{number}", token_ids=range(300))
+    lines, agents, ids = calls.lint.sizes
+    assert (lines, agents) == (10, 5)
+    assert 0 < ids <= 1000
+    assert calls.lint.report().forgotten_agents > 0
+    held = [line for line in calls.lint._lines.values()]
+    assert sum(len(line.ids or ()) for line in held) == ids
+
+
+def test_one_thread_that_never_extends_itself_keeps_few_prompts() -> None:
+    calls = Calls()
+    for number in range(100):
+        calls(sys(), user(f"completely unrelated text {number * 7919}"))
+    assert calls.lint.sizes[0] <= 8
+
+
+def test_a_call_that_extends_the_one_before_is_not_looked_at_any_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    calls(sys(), *turns(3))
+    monkeypatch.setattr("pancake_langgraph.prompts.lint_history._explained", lambda *_: pytest.fail("looked further"))
+    monkeypatch.setattr("pancake_langgraph.prompts.lint_book.turn_key", lambda *_: pytest.fail("looked further"))
+    assert calls(sys(), *turns(4)).found is None
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+def test_no_text_is_logged_or_reported_and_each_kind_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    secret = "zebra-crossing"
+    calls = Calls()
+    with caplog.at_level(logging.DEBUG):
+        for minute in range(10, 14):
+            talk = turns(4, secret)[(minute - 10) * 2 :]
+            calls(sys(f"{secret} {RULES} 09:{minute} {secret}"), *talk, tools=[tool("x", f"{secret} {minute}")])
+            calls(sys(), *turns(minute, secret)[minute:], agent="b", tools=[tool("x", f"{secret} {'odd' * minute}")])
+    report = calls.lint.report()
+    assert report.breaks >= 4
+    told = caplog.text + str(report) + json.dumps(report.to_json())
+    assert secret not in told
+    assert "09:1" not in told
+    assert "question" not in told
+    messages = [record.getMessage() for record in caplog.records if "to mend" in record.getMessage()]
+    assert len(messages) == sum(len(agent.kinds) for agent in report.agents)
+
+
+def test_the_report_says_it_in_words_with_the_costliest_first() -> None:
+    calls = Calls()
+    calls(sys(), *turns(1), agent="cheap")
+    calls(sys(RULES + "x"), *turns(1), agent="cheap")
+    calls(sys(), *turns(50), agent="dear")
+    calls(sys(RULES + "12:30"), *turns(50), agent="dear", thread="u")
+    calls(sys(RULES + "12:31"), *turns(50), agent="dear", thread="u")
+    report = calls.lint.report()
+    assert [agent.agent for agent in report.agents] == ["dear", "cheap"]
+    text = str(report)
+    assert "clock: 1 times, about" in text
+    assert K.CLOCK.mend in text
+    assert report.to_json()["agents"][0]["kinds"][0]["worst"]["place"]["role"] == "system"
