@@ -7,11 +7,12 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pancake_langgraph._types import Prompt
 from pancake_langgraph.prompts.lint import compare, extends, head_of, lint_prefix
+from pancake_langgraph.prompts.lint_cost import lost_tokens, num_chars
 from pancake_langgraph.prompts.lint_history import SYSTEM_ROLES, turn_key
 from pancake_langgraph.prompts.lint_kinds import BreakKind, Difference, PrefixBreak
 from pancake_langgraph.prompts.lint_report import AgentPrefixes, KindSummary, PrefixReport
@@ -115,7 +116,7 @@ class PrefixLint:
             head = head_of(prompt)
             name = agent or self._agent_for(head)
             line = _Line(name, thread, prompt, tag, ids)
-            observed = self._compared(line, is_named=bool(agent)) or self._against_others(name, head)
+            observed = self._compared(line, is_named=bool(agent)) or self._against_others(line, head)
             record = self._agent(name)
             record.calls, record.head, record.tag = record.calls + 1, head, tag
             self._keep(line)
@@ -170,16 +171,20 @@ class PrefixLint:
             return self._replaced(key, line, old, self._break(old, line))
         return Observed(line.agent)
 
-    def _against_others(self, name: str, head: Prompt) -> Observed:
+    def _against_others(self, line: _Line, head: Prompt) -> Observed:
         """Compare the head of a new conversation with that of the agent's newest call."""
-        agent = self._agents.get(name)
+        agent = self._agents.get(line.agent)
         if agent is None or agent.head is None:
-            return Observed(name)
+            return Observed(line.agent)
         difference = compare(agent.head, head)
         if difference is None or not difference.is_alike:
-            return Observed(name)
+            return Observed(line.agent)
         found = lint_prefix(agent.head, head, count_tokens=self._count_tokens)
-        return Observed(name, found, agent.head, agent.tag)
+        if found is not None and found.is_estimate and line.ids:  # no ids of heads alone: this prompt tells the rate
+            rate = len(line.ids) / num_chars(line.prompt)
+            cost = lost_tokens(agent.head, head, found.place, lambda text: round(len(text) * rate))
+            found = replace(found, lost_tokens=cost)
+        return Observed(line.agent, found, agent.head, agent.tag)
 
     def _agent_for(self, head: Prompt) -> str:
         """Return the agent whose system prompt and tools these are, or were changed into these; else a new name."""

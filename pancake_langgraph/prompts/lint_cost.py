@@ -28,6 +28,11 @@ def lost_tokens(
     return min(count_tokens(text) for text in sides)
 
 
+def num_chars(prompt: Prompt) -> int:
+    """Return how many characters of a prompt are counted, at least one."""
+    return max(1, sum(map(len, (*_message_texts(prompt.messages), *_tool_texts(prompt.tools)))))
+
+
 def _texts_behind(prompt: Prompt, place: BreakPlace) -> Iterator[str]:
     head = len(leading_system_messages(prompt.messages))
     if place.where == "tool":

@@ -166,6 +166,17 @@ def test_token_ids_tell_what_messages_do_not() -> None:
     assert calls(sys(), *turns(4), token_ids=(*range(100), *range(700, 1200))).found is None
 
 
+def test_what_two_threads_share_is_counted_at_the_rate_of_the_prompt() -> None:
+    calls = Calls()
+    calls(sys(f"{RULES}It is 10:15."), user("rolls"), thread="one", token_ids=range(1000))
+    found = calls(sys(f"10:16 {RULES * 4}"), user("cakes"), thread="two", token_ids=range(10)).found
+    assert found is None or found.lost_tokens <= 10
+    found = calls(sys(f"10:17 {RULES * 4}"), user("buns"), thread="three", token_ids=range(1000)).found
+    assert found is not None
+    assert (found.kind, found.is_estimate) == (K.CLOCK, True)
+    assert 900 < found.lost_tokens < 1000
+
+
 # -- without names --------------------------------------------------------------------------------------------------
 
 
@@ -199,7 +210,7 @@ def test_memory_is_bounded_in_conversations_agents_and_token_ids() -> None:
     assert (lines, agents) == (10, 5)
     assert 0 < ids <= 1000
     assert calls.lint.report().forgotten_agents > 0
-    held = [line for line in calls.lint._lines.values()]
+    held = list(calls.lint._lines.values())
     assert sum(len(line.ids or ()) for line in held) == ids
 
 
