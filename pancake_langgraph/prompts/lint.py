@@ -12,6 +12,18 @@ from pancake_langgraph.prompts.lint_kinds import BreakKind, BreakPlace, Differen
 from pancake_langgraph.prompts.lint_tools import find_tool_break, same_tools
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 
+__all__ = [
+    "END_TOKENS",
+    "BreakKind",
+    "BreakPlace",
+    "PrefixBreak",
+    "Prompt",
+    "compare",
+    "extends",
+    "head_of",
+    "lint_prefix",
+]
+
 #: Ends of two token lists that differ by less are no break: the beginning of an answer may be written in another way
 #: when the answer stands there, and engines keep whole blocks only.
 END_TOKENS = 16

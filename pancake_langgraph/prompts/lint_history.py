@@ -22,6 +22,7 @@ _MAX_PLACES: Final = 8
 _ALIKE_CHARS: Final = 64
 _MIN_CONTAINED: Final = 8
 _SUMMARY_CHARS: Final = 300
+_SUMMARY: Final = re.compile(r"summary|summari[sz]", re.I)
 _THINKING: Final = re.compile(r"<think>.*?</think>\s*", re.S)
 
 
@@ -127,7 +128,7 @@ def _without_a_tail(
     """Nothing behind the break is in both: name it by the messages at the break alone."""
     if pair.is_system and pair.same_role:
         return pair.difference(BreakKind.SYSTEM, pair.what, continues=pair.is_alike)
-    is_summary = "summar" in pair.now_text[:_SUMMARY_CHARS].lower()
+    is_summary = _SUMMARY.search(pair.now_text, 0, _SUMMARY_CHARS) is not None
     if is_start and len(rest) >= 3 and len(now) * 2 <= len(rest):
         detail = f"{_count(len(rest))} replaced by {len(now)}"
         return Difference(BreakKind.SUMMARIZED, pair.place_only, detail, continues=is_summary, is_alike=False)
