@@ -93,7 +93,9 @@ async def test_the_report_outlives_the_runtime() -> None:
     assert bed.runtime.prefix_report().breaks == 1
 
 
-async def test_a_lint_that_fails_is_counted_and_changes_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lint_that_fails_is_counted_and_changes_nothing(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ValueError(SECRET)
 
@@ -102,6 +104,8 @@ async def test_a_lint_that_fails_is_counted_and_changes_nothing(bed: Bed, monkey
     assert answer["messages"][-1].content == "done"
     assert bed.runtime.wait_idle()
     assert bed.runtime.statistics().failed_signals == 1
+    assert "a call could not be linted: ValueError" in caplog.text
+    assert SECRET not in caplog.text
     bed.runtime._state.counters.failed_signals = 0  # the bed holds that nothing else has failed
 
 

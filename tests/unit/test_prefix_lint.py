@@ -253,8 +253,8 @@ def test_what_was_done_to_the_history(kind: K, old: list[Any], new: list[Any], i
 
 
 def test_trimming_is_not_taken_for_a_counter_where_the_turns_look_alike() -> None:
-    turns = [user(f"Task number {n}: weigh the flour") for n in range(6)]
-    found = lint([sys(), *turns], [sys(), *turns[2:], user("Task number 6: weigh the flour")])
+    turns = [user(f"Task number {n}: {RULES}") for n in range(7)]
+    found = lint([sys(), *turns[:6]], [sys(), *turns[2:]])
     assert found is not None
     assert (found.kind, found.detail) == (K.TRIMMED, "2 messages gone")
 

@@ -113,6 +113,13 @@ def test_two_prompts_in_one_node_are_two_agents() -> None:
     assert calls.kinds() == {}
 
 
+def test_another_prompt_in_another_thread_is_another_agent() -> None:
+    calls = Calls()
+    for thread, rules in enumerate((RULES, OTHER, RULES, OTHER)):
+        calls(sys(rules), *turns(2, f"topic {thread}"), thread=str(thread))
+    assert calls.kinds() == {}
+
+
 def test_a_system_prompt_that_became_another_is_a_break_once_nothing_comes_back() -> None:
     calls = Calls()
     calls(sys(), *turns(2))
