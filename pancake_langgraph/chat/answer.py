@@ -240,4 +240,5 @@ def _string(delta: Mapping[str, Any], key: str) -> str:
 
 def _token_ids(event: Mapping[str, Any]) -> tuple[int, ...] | None:
     ids = event.get("prompt_token_ids")
-    return tuple(ids) if isinstance(ids, list) and ids else None
+    # An extra that only serves hints: one that is no list of ids counts as not given.
+    return tuple(ids) if isinstance(ids, list) and ids and set(map(type, ids)) == {int} else None

@@ -120,9 +120,9 @@ class Watcher:
         likely = {candidate.node for candidate in found if candidate.p_next >= self._state.settings.p_warm_min}
         origin = span.opened.checkpoint_ns
         for expectation in self._state.expectations:
-            if expectation.run_id == span.root_id and expectation.is_branch and expectation.origin == origin != "":
-                if expectation.place.node not in likely:
-                    self._actor.drop(expectation, "what was written speaks against it")
+            is_own = expectation.run_id == span.root_id and expectation.origin == origin != ""
+            if is_own and expectation.is_branch and expectation.place.node not in likely:
+                self._actor.drop(expectation, "what was written speaks against it")
 
     def _drop_dead_branches(self, node: NodeId, around: str, span: OpenSpan) -> None:
         """The graph took one way: what was expected of the others is not coming."""
