@@ -90,6 +90,7 @@ class PrefixLint:
         self._count_tokens = count_tokens
         self._lock = threading.Lock()
         self._lines: OrderedDict[int, _Line] = OrderedDict()
+        self._at: dict[tuple[str, str], dict[int, _Line]] = {}  # the same by agent and thread
         self._agents: OrderedDict[str, _Agent] = OrderedDict()
         self._forgotten = self._named = self._num_ids = 0
 
@@ -144,8 +145,7 @@ class PrefixLint:
 
     def _compared(self, line: _Line, *, is_named: bool) -> Observed | None:
         """Compare with the conversation that this call belongs to; `None` where it begins one."""
-        known = [(k, old) for k, old in self._lines.items() if (old.agent, old.thread) == (line.agent, line.thread)]
-        known.reverse()
+        known = list(self._at.get((line.agent, line.thread), {}).items())[::-1]
         before = [(k, old) for k, old in known if extends(old.prompt, line.prompt)]
         if before:
             key, old = max(before, key=lambda found: len(found[1].prompt.messages))
@@ -220,17 +220,21 @@ class PrefixLint:
         return Observed(line.agent, found, old.prompt, old.tag)
 
     def _keep(self, line: _Line) -> None:
-        self._lines[id(line)] = line
+        mine = self._at.setdefault((line.agent, line.thread), {})
+        self._lines[id(line)] = mine[id(line)] = line
         self._num_ids += len(line.ids or ())
-        mine = [key for key, old in self._lines.items() if (old.agent, old.thread) == (line.agent, line.thread)]
         limit = _MAX_LINES_PER_THREAD if line.thread else self._max_lines
-        for key in mine[: max(0, len(mine) - limit)]:
+        for key in list(mine)[: max(0, len(mine) - limit)]:
             suspected = self._lines[key].suspected
             if suspected is not None and suspected.found is not None:  # nothing before it came back
                 self._book(suspected.found, line.agent)
             self._drop(key)
         while len(self._lines) > self._max_lines:
             self._drop(next(iter(self._lines)))
+        if self._num_ids > self._max_ids:
+            self._forget_ids()
+
+    def _forget_ids(self) -> None:
         for old in self._lines.values():
             if self._num_ids <= self._max_ids:
                 break
@@ -238,7 +242,12 @@ class PrefixLint:
             old.ids = None
 
     def _drop(self, key: int) -> None:
-        self._num_ids -= len(self._lines.pop(key).ids or ())
+        line = self._lines.pop(key)
+        self._num_ids -= len(line.ids or ())
+        place = line.agent, line.thread
+        del self._at[place][key]
+        if not self._at[place]:
+            del self._at[place]
 
     def _agent(self, name: str) -> _Agent:
         agent = self._agents.setdefault(name, _Agent())
