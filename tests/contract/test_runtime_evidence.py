@@ -151,3 +151,51 @@ def test_a_destination_that_is_the_name_of_a_node_is_known_in_the_first_run() ->
         graph.invoke({"messages": [("user", "critic")]})
         assert runtime.wait_idle()
         assert diary.chance_after("ask", Clue("", "next", "critic"), "critic") >= 0.9
+
+
+def test_what_led_to_an_agent_tells_nothing_about_what_its_own_answer_leads_to() -> None:
+    """A supervisor names an agent, the agent answers, the supervisor's turn comes: the old name is no evidence."""
+    order = ["writer", "critic"]
+
+    def hands_over(prompt: Any) -> Any:
+        if "You lead." not in str(prompt.messages[0]["content"]):
+            return "done"
+        turn = sum(1 for message in prompt.messages if message["role"] == "tool")
+        if turn == len(order):
+            return "all done"
+        return FakeAnswer(tool_calls=(FakeToolCall("give_to", {"name": order[turn]}),))
+
+    with opened(hands_over) as (runtime, diary, model):
+        leading = model.bind_tools([give_to])
+
+        def lead(state: State) -> dict[str, Any]:
+            answer = leading.invoke([SystemMessage("You lead."), *state["messages"]])
+            return {"messages": [answer, *[ToolMessage("given", tool_call_id=c["id"]) for c in answer.tool_calls]]}
+
+        def work(state: State) -> dict[str, Any]:
+            return {"messages": [model.invoke([SystemMessage("You work."), *state["messages"]])]}
+
+        def route(state: State) -> str:
+            last = next(m for m in reversed(state["messages"]) if isinstance(m, AIMessage))
+            return last.tool_calls[0]["args"]["name"] if last.tool_calls else END
+
+        builder = StateGraph(State).add_node("lead", lead).add_edge(START, "lead")
+        for name in order:
+            builder.add_node(name, work).add_edge(name, "lead")
+        builder.add_conditional_edges("lead", route, [*order, END])
+        graph = attach(builder.compile(), runtime=runtime)
+        for number in range(6):
+            graph.invoke({"messages": [("user", f"job {number}")]})
+        assert runtime.wait_idle()
+        diary.asked.clear()
+        graph.invoke({"messages": [("user", "one more job")]})
+        assert runtime.wait_idle()
+        turns = [found for node, clues, found in diary.asked if node == "lead" and not clues]
+        likely = [[c.node for c in found if c.steps == 1 and c.p_next > 0.5] for found in turns]
+        assert likely == [["writer"], ["critic"], []]
+
+
+@tool
+def give_to(name: str) -> str:
+    """Give the work to somebody."""
+    return name

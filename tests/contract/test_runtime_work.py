@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +10,7 @@ import pytest
 
 from pancake_langgraph._errors import EngineRejected
 from pancake_langgraph._types import ActionKind, Outcome
+from pancake_langgraph.engines.base import Residency
 from pancake_langgraph.ledger import ActionState, BreakerChanged
 from pancake_langgraph.runtime import attach
 from tests.contract.runtime_bed import (
@@ -197,3 +199,45 @@ async def test_a_warm_up_that_computes_stays_away_until_the_call_it_gave_way_to_
         await until(lambda: bed.stub.warms > 1)
         over.set()
         await asyncio.gather(paused, other)
+
+
+async def test_a_context_that_a_running_call_reads_takes_no_room_and_is_not_touched(bed: Bed) -> None:
+    expectation = an_expectation()
+    call = a_call(expectation, token_ids=(*range(100), 7, 8))
+    other = a_call(expectation, token_ids=(*range(50), *range(60)))
+    unanswered = a_call(expectation, token_ids=None)
+    assert call.reads(expectation)
+    assert not other.reads(expectation)
+    assert unanswered.reads(expectation) == expectation.fits(unanswered.prompt)
+    assert not replace(call, cache_salt="another").reads(expectation)
+
+    def seen() -> int | None:
+        actor = bed.runtime._actor
+        assert actor is not None
+        bed.runtime._state.calls[call.run_id] = call
+        assert actor._is_in_use(expectation, Residency(known=True, resident_tokens=96, allocated_tokens=500))
+        del bed.runtime._state.calls[call.run_id]
+        assert not actor._is_in_use(expectation, Residency(known=True, resident_tokens=96, allocated_tokens=900))
+        return expectation.used_at_allocated_tokens
+
+    async def look() -> int | None:
+        return seen()
+
+    assert await asyncio.wrap_future(bed.runtime._background.run(look())) == 500  # it was in use until then
+
+
+def a_call(expectation: Any, *, token_ids: tuple[int, ...] | None) -> Any:
+    from pancake_langgraph.runtime.state import Call
+
+    return Call(
+        run_id=uuid4(),
+        root_id=uuid4(),
+        graph_id="",
+        place=expectation.place,
+        agent=expectation.agent,
+        prompt=expectation.prompt,
+        cache_salt=None,
+        max_tokens=8,
+        num_prompt_tokens=102,
+        token_ids=token_ids,
+    )

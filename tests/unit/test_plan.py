@@ -1,5 +1,7 @@
 """The pure decisions."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,22 @@ def test_unknown_return_times_come_last() -> None:
     assert decisions["unknown"] is HoldVerb.REFUSE
 
 
+@pytest.mark.parametrize(
+    ("eta", "action", "verb"),
+    [
+        (0.2, 0.3, HoldVerb.LEAVE),
+        (0.3, 0.3, HoldVerb.RESTORE),
+        (0.2, None, HoldVerb.RESTORE),
+        (None, 0.3, HoldVerb.RESTORE),
+        (0.0, 0.3, HoldVerb.RESTORE),  # overdue: it may as well stay away for long
+    ],
+)
+def test_nothing_is_begun_that_would_end_behind_the_call_it_is_for(
+    eta: float | None, action: float | None, verb: HoldVerb
+) -> None:
+    assert holds(replace(waiting(resident=0, eta=eta), action_s=action)) == {"a": verb}
+
+
 @given(
     st.lists(st.tuples(st.integers(32, 5000), st.floats(0, 100) | st.none()), max_size=12),
     st.integers(64, 20_000),
@@ -94,6 +112,8 @@ def inputs(**changes: object) -> WarmInputs:
         ({"wasted_ratio": 0.3, "restorable": True}, True, "missing"),
         ({"foreground_calls": 2}, False, "calls running"),
         ({"foreground_calls": 2, "restorable": True}, True, "missing"),
+        ({"eta_s": 0.2, "action_s": 0.3}, False, "too late"),
+        ({"eta_s": 0.0, "action_s": 0.3}, True, "missing"),
     ],
 )
 def test_a_successor_is_warmed_only_when_it_can_pay(changes: dict[str, object], submit: bool, reason: str) -> None:
