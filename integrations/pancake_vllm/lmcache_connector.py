@@ -1,8 +1,12 @@
-"""LMCache's connector, except that a cache server lost in the middle of a store does not take the engine down.
+"""LMCache's connector, except that lost cache servers and requests that go away do not take the engine down.
 
 LMCache 0.5.6 asks its server for a place before it stores, inside the engine's step, and raises when no answer comes in
 time; vLLM ends the engine process for that.  A store is only a hint for later requests, so here it is dropped, counted
 and logged.  Lookups and loads already fail open in LMCache itself.
+
+A request that is aborted while its KV is loaded is reported by LMCache 0.5.6 twice: as one that has nothing to store,
+and as loaded.  vLLM 0.32 frees it at the first report and ends the engine process at the second; and if the load is the
+second, it goes on writing to blocks that were given away.  Here only the end of its load is reported.
 
 Used by `--kv-transfer-config` with `"kv_connector": "FailOpenLMCacheConnector"` and
 `"kv_connector_module_path": "pancake_vllm.lmcache_connector"`, both public options of vLLM.
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from typing import Any, Final
 
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
@@ -19,6 +24,8 @@ from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats,
 
 _LOST: Final = "lost_stores"
 _LOG_PAUSE_S: Final = 60.0
+#: Aborted requests that are remembered: the engine may name one again in its next steps.
+_MAX_ABORTED: Final = 4096
 
 #: A child of vLLM's logger, which alone has a handler in the engine process.
 _logger = logging.getLogger("vllm.pancake")
@@ -88,12 +95,43 @@ class FailOpenPromMetrics(LMCacheMPPromMetrics):
 
 
 class FailOpenLMCacheConnector(LMCacheMPConnector):
-    """`LMCacheMPConnector` whose stores fail open.  Used from the engine's step only, as its parent is."""
+    """`LMCacheMPConnector` whose stores fail open, and which reports each aborted request once.
+
+    Used from the engine's step only, as its parent is.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._connector_stats = FailOpenStats()
         self._quiet_until_s = 0.0
+        self._loading: set[str] = set()
+        self._aborted: OrderedDict[str, None] = OrderedDict()
+
+    # -- in the scheduler ------------------------------------------------------------------------------------------
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Take in that a request got its blocks; with `num_external_tokens` a load into them begins."""
+        if num_external_tokens > 0:
+            self._loading.add(request.request_id)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Take in that a request has ended, by itself or aborted; see `KVConnectorBase_V1.request_finished`."""
+        if request.request_id in self._loading:
+            self._aborted[request.request_id] = None
+            while len(self._aborted) > _MAX_ABORTED:
+                self._aborted.popitem(last=False)
+        answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+        return answer
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take in what the workers report, before the scheduler does: an aborted load has no store that could end."""
+        self._loading.difference_update(connector_output.finished_recving or ())
+        if connector_output.finished_sending:
+            connector_output.finished_sending -= self._aborted.keys()
+        super().update_connector_output(connector_output)
+
+    # -- in the workers --------------------------------------------------------------------------------------------
 
     def wait_for_save(self) -> None:
         """Store the blocks of this step; on any failure drop them, count them and log it once a minute at most.
