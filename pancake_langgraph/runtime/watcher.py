@@ -112,17 +112,20 @@ class Watcher:
         )
         for candidate in found:
             self._expect_successor(candidate, thread_id, around, span, since_s=situation.started_at_s)
-        self._drop_unlikely(found, span)
+        self._drop_unlikely(found, span, situation.context[-1:])
         self._actor.poke()
 
-    def _drop_unlikely(self, found: Iterable[Candidate], span: OpenSpan) -> None:
-        """Give up what was foretold from this execution before and has become unlikely since, by what it wrote."""
+    def _drop_unlikely(self, found: Iterable[Candidate], span: OpenSpan, before: tuple[NodeId, ...]) -> None:
+        """Give up what was foretold by this execution, or by the one `before` it, and has become unlikely since."""
         likely = {candidate.node for candidate in found if candidate.p_next >= self._state.settings.p_warm_min}
-        origin = span.opened.checkpoint_ns
+        own = span.opened.checkpoint_ns
         for expectation in self._state.expectations:
-            is_own = expectation.run_id == span.root_id and expectation.origin == origin != ""
-            if is_own and expectation.is_branch and expectation.place.node not in likely:
-                self._actor.drop(expectation, "what was written speaks against it")
+            if expectation.run_id != span.root_id or not expectation.origin or expectation.place.node in likely:
+                continue
+            is_own = expectation.is_branch and expectation.origin == own
+            is_past = expectation.num_between > 0 and strip_task_ids(expectation.origin) in before
+            if is_own or is_past:
+                self._actor.drop(expectation, "what has happened since speaks against it")
 
     def _drop_dead_branches(self, node: NodeId, around: str, span: OpenSpan) -> None:
         """The graph took one way: what was expected of the others is not coming."""
@@ -146,10 +149,11 @@ class Watcher:
             return
         same_level = parent_namespace(node) == strip_task_ids(around)
         place = Place(thread_id, around if same_level else ANYWHERE, node)
-        known = self._state.expectations
+        known, origin = self._state.expectations, span.opened.checkpoint_ns
         if already := (*known.at(place), *known.at(Place(thread_id, ANYWHERE, node))):
             for expectation in already:
-                expectation.p_next = max(expectation.p_next, candidate.p_next)
+                is_known_better = expectation.num_between >= candidate.steps or expectation.origin == origin != ""
+                expectation.p_next = candidate.p_next if is_known_better else max(expectation.p_next, candidate.p_next)
                 if expectation.eta_at_s is None and candidate.eta_s is not None:
                     expectation.eta_at_s = (since_s or self._state.clock.now_s()) + candidate.eta_s
                 was_far = expectation.num_between > 0 and candidate.steps == 1  # only now it is one of the next
@@ -185,7 +189,7 @@ class Watcher:
                 is_cut=prediction.is_cut,
                 stop=prediction.stop,
                 num_between=candidate.steps - 1,
-                origin=span.opened.checkpoint_ns,
+                origin=origin,
             )
         )
 
