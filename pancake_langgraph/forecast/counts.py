@@ -38,22 +38,27 @@ class CountTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def observe(self, key: Key, target: str) -> None:
-        """Count one transition.  Costs O(targets of the key)."""
+    def observe(self, key: Key, target: str) -> bool:
+        """Count one transition; return whether another key had to go for it.  Costs O(targets of the key)."""
         row = self._rows.get(key)
+        is_full = False
         if row is None:
             row = self._rows[key] = {}
             # The new key is the youngest, so that the table keeps learning at its bound.
-            if len(self._rows) > self._max_keys:
+            is_full = len(self._rows) > self._max_keys
+            if is_full:
                 self._rows.popitem(last=False)
         self._rows.move_to_end(key)
         for other, count in list(row.items()):
-            row[other] = count * self._decay
-            if row[other] < _NEGLIGIBLE:
+            faded = count * self._decay
+            if faded < _NEGLIGIBLE:
                 del row[other]
+            else:
+                row[other] = faded
         row[target] = row.get(target, 0.0) + 1.0
         if len(row) > self._max_targets:
             del row[min((t for t in row if t != target), key=lambda t: (row[t], t))]
+        return is_full
 
     def row(self, key: Key) -> Mapping[str, float]:
         """Return the counts of one key; empty for a key never seen."""

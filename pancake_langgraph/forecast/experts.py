@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pancake_langgraph.forecast.answers import Answers
 from pancake_langgraph.forecast.contexts import BACK_OFF, NUM_WAYS, keys_of
 from pancake_langgraph.forecast.counts import CountTable, smooth
 
@@ -16,6 +17,7 @@ NUM_EXPERTS = 2 * NUM_WAYS
 _SWITCH_RATE = 0.01
 _LEAST_P = 1e-4
 _CERTAIN = 1.0
+#: Pasts for which the answers of all experts are kept at once.
 _MAX_ANSWERS = 128
 
 
@@ -34,6 +36,15 @@ class Memory:
     fast_decay: float = 0.8
 
 
+@dataclass(slots=True)
+class _Answer:
+    """What each expert says after one past, by what the graph declares; `shares` is the mixture, once asked for."""
+
+    prior: Mapping[str, float]
+    estimates: Sequence[Mapping[str, float]]
+    shares: Mapping[str, float] | None = None
+
+
 class Experts:
     """Estimates where a node leads, in several ways, and mixes them by how well each has predicted lately.
 
@@ -49,48 +60,61 @@ class Experts:
             for decay in (memory.slow_decay, memory.fast_decay)
         )
         self._trust: OrderedDict[str, list[float]] = OrderedDict()
-        # The same questions are asked a few times between two observations, while an answer streams.
-        self._answers: dict[tuple[str, tuple[str, ...]], tuple[Mapping[str, float], Mapping[str, float]]] = {}
+        self._answers: Answers[_Answer] = Answers(max_answers=_MAX_ANSWERS)
 
-    def observe(self, node: str, target: str, context: Sequence[str], prior: Mapping[str, float]) -> None:
-        """Learn that `node` led to `target`; `prior` is what the graph declares about it.  Costs O(degree)."""
-        self._answers.clear()
-        if self._is_settled(node, prior) and target in prior:
-            for table in self._tables:
-                table.observe((node,), target)
-            return
-        keys = keys_of(node, context)
-        chances = [estimate.get(target, 0.0) for estimate in self._estimates(keys, prior)]
-        self._judge(node, chances)
+    def observe(self, node: str, target: str, context: Sequence[str], prior: Mapping[str, float]) -> bool:
+        """Learn that `node` led to `target`; `prior` is what the graph declares about it.  Costs O(degree).
+
+        Return whether something about other nodes had to go for it.
+        """
+        keys: Sequence[tuple[str, ...] | None] = ((node,),)
+        is_full = False
+        if not (self._is_settled(node, prior) and target in prior):
+            keys = keys_of(node, context)
+            estimates = self._answer(node, context, prior).estimates
+            is_full = self._judge(node, [estimate.get(target, 0.0) for estimate in estimates])
         for table in self._tables:
             for key in reversed(keys):  # the most general one last: it is then the youngest, and kept longest
-                if key is not None:
-                    table.observe(key, target)
+                if key is not None and table.observe(key, target):
+                    is_full = True
+        if is_full:
+            self._answers.clear()
+        else:
+            self._answers.forget(node)
+        return is_full
 
     def shares(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> Mapping[str, float]:
         """Return how observations of `node` split over its targets; what is missing to one is unknown."""
         if self._is_settled(node, prior):
             return prior
-        question = node, tuple(context)
-        known = self._answers.get(question)
-        if known is None or known[0] is not prior:
-            if len(self._answers) >= _MAX_ANSWERS:
-                self._answers.clear()
-            known = self._answers[question] = prior, self._mix(node, context, prior)
-        return known[1]
+        answer = self._answer(node, context, prior)
+        if answer.shares is None:
+            answer.shares = self._mix(node, answer.estimates)
+        return answer.shares
+
+    def _answer(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> _Answer:
+        past = tuple(context)
+        answer = self._answers.get(node, past)
+        if answer is None:
+            answer = _Answer(prior, self._estimates(keys_of(node, past), prior))
+            self._answers.put(node, past, answer)
+        elif answer.prior is not prior:
+            answer.prior, answer.estimates, answer.shares = prior, self._estimates(keys_of(node, past), prior), None
+        return answer
 
     def _is_settled(self, node: str, prior: Mapping[str, float]) -> bool:
         """Whether one target is declared as the only one, and nothing else was ever seen: then the past is no help."""
         return len(prior) == 1 and _CERTAIN in prior.values() and self._tables[0].row((node,)).keys() <= prior.keys()
 
-    def _mix(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> Mapping[str, float]:
+    def _mix(self, node: str, estimates: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
         trust = self._trust.get(node) or _even()
         # Experts that have seen nothing here say what their fall-back says: they share one object.
         weights: dict[int, float] = {}
         distinct: dict[int, Mapping[str, float]] = {}
-        for weight, estimate in zip(trust, self._estimates(keys_of(node, context), prior), strict=True):
-            weights[id(estimate)] = weights.get(id(estimate), 0.0) + weight
-            distinct[id(estimate)] = estimate
+        for weight, estimate in zip(trust, estimates, strict=True):
+            name = id(estimate)
+            weights[name] = weights.get(name, 0.0) + weight
+            distinct[name] = estimate
         if len(distinct) == 1:
             return next(iter(distinct.values()))
         mixed: dict[str, float] = {}
@@ -146,18 +170,20 @@ class Experts:
                 estimates.append(below if key is None else smooth(table.row(key), below, PRIOR_STRENGTH))
         return estimates
 
-    def _judge(self, node: str, chances: Sequence[float]) -> None:
-        """Shift trust to the experts that expected what happened."""
+    def _judge(self, node: str, chances: Sequence[float]) -> bool:
+        """Shift trust to the experts that expected what happened; return whether another node's had to go."""
         trust = self._trust.get(node) or _even()
         weights = [weight * max(p, _LEAST_P) for weight, p in zip(trust, chances, strict=True)]
         total = sum(weights)
         self._trust[node] = [(1 - _SWITCH_RATE) * w / total + _SWITCH_RATE / NUM_EXPERTS for w in weights]
         self._trust.move_to_end(node)
-        self._trim()
+        return self._trim()
 
-    def _trim(self) -> None:
+    def _trim(self) -> bool:
+        is_full = len(self._trust) > self._max_keys
         while len(self._trust) > self._max_keys:
             self._trust.popitem(last=False)
+        return is_full
 
 
 def _trust_rows(rows: Iterable[Any]) -> Iterable[tuple[str, list[float]]]:

@@ -28,6 +28,10 @@ class Exit:
     sooner_s: float = 0.0
     later_s: float = 0.0
 
+    def revised(self, p_next: float, reason: str) -> Exit:
+        """Return the same way out with another chance, for another reason."""
+        return Exit(self.target, p_next, self.steps, self.eta_s, reason, self.sooner_s, self.later_s)
+
 
 ExitsOf = Callable[[str, tuple[str, ...]], Mapping[str, Exit]]
 

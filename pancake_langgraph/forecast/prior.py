@@ -19,17 +19,20 @@ class Exits:
     """The ways out of one node.
 
     `certain` targets always run.  `shares` splits one unit over all targets, certain ones included, and
-    `unknown_share`; `num_branches` counts the decisions that are taken independently of each other.
+    `unknown_share`; `num_branches` counts the decisions that are taken independently of each other,
+    `reasons` has the phrase for the decision log that stands for each declared way.
     """
 
     certain: tuple[str, ...]
     shares: Mapping[str, float]
     unknown_share: float
     num_branches: int
-    kinds: Mapping[str, str]
+    reasons: Mapping[str, str]
 
 
 NO_EXITS = Exits((), {}, 1.0, 1, {})
+#: The phrase for a way out that no graph declares.
+LEARNT = "learnt"
 
 
 def exits_of(topology: Topology | None, node: str) -> Exits:
@@ -63,7 +66,7 @@ def exits_of(topology: Topology | None, node: str) -> Exits:
         {target: weight / total for target, weight in weights.items()},
         unknown / total if total else 1.0,
         max(1, sum(1 for name in merged if name.startswith("branch:"))),
-        {hop.target: hop.kind for hop in reversed(hops)},
+        {hop.target: _describe(hop.kind, is_certain=hop.target in certain) for hop in reversed(hops)},
     )
 
 
@@ -133,14 +136,10 @@ def _merge_exclusive(groups: Mapping[str, list[Edge]]) -> dict[str, list[Edge]]:
     return merged
 
 
-def describe(exits: Exits, target: str) -> str:
-    """Return the phrase for the decision log that stands for one way out."""
-    kind = exits.kinds.get(target)
-    if kind is None:
-        return "learnt"
+def _describe(kind: str, *, is_certain: bool) -> str:
     if kind == "join":
         return "join waits for its sources"
-    if target in exits.certain:
+    if is_certain:
         return "fixed edge"
     return "named in the code that decides" if kind == "unknown" else f"declared {'edge' if kind == 'plain' else kind}"
 

@@ -32,18 +32,24 @@ class Durations:
     def __len__(self) -> int:
         return len(self._rings)
 
-    def add(self, key: str, elapsed_s: float) -> None:
-        """Record one duration; negative and non-finite values are measuring faults and are dropped."""
+    def add(self, key: str, elapsed_s: float) -> bool:
+        """Record one duration; return whether another key had to go for it.
+
+        Negative and non-finite values are measuring faults and are dropped.
+        """
         if not math.isfinite(elapsed_s) or elapsed_s < 0:
-            return
+            return False
         ring = self._rings.get(key)
+        is_full = False
         if ring is None:
             ring = self._rings[key] = deque(maxlen=self._window)
-            if len(self._rings) > self._max_keys:
+            is_full = len(self._rings) > self._max_keys
+            if is_full:
                 self._answers.pop(self._rings.popitem(last=False)[0], None)
         self._rings.move_to_end(key)
         ring.append(elapsed_s)
         self._answers.pop(key, None)
+        return is_full
 
     def quantiles(self, key: str, *, expect_s: float | None = None) -> Quantiles | None:
         """Return p10, p50 and p90 with linear interpolation, or `None` for a key never seen.

@@ -10,6 +10,7 @@ from typing import Any
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph._types import Candidate
+from pancake_langgraph.forecast.answers import Answers
 from pancake_langgraph.forecast.arrival import Arrivals
 from pancake_langgraph.forecast.base import Quantiles
 from pancake_langgraph.forecast.declared import (
@@ -23,11 +24,11 @@ from pancake_langgraph.forecast.declared import (
 from pancake_langgraph.forecast.evidence import Clue
 from pancake_langgraph.forecast.lookahead import Exit, look_ahead
 from pancake_langgraph.forecast.prior import (
+    LEARNT,
     P_STREAMED,
     Announcement,
     Exits,
     announced_by,
-    describe,
     exits_of,
     is_end,
     marginals,
@@ -38,6 +39,8 @@ from pancake_langgraph.topology.graph import Topology
 _VERSION = 2
 _SEPARATOR = "\x1f"
 _MAX_CACHED = 4096
+#: Ways out of nodes, each after one past, that are kept at once.
+_MAX_WAYS = 256
 
 
 class TopologyPrior:
@@ -61,6 +64,9 @@ class TopologyPrior:
         self._told: OrderedDict[str, Declared] = OrderedDict()
         self._durations = Durations(max_keys=max_durations)
         self._declared: dict[tuple[str, str], Exits] = {}
+        self._announced: dict[tuple[str, str, str], Announcement | None] = {}
+        # What is known about the ways out of a node changes only when it is seen to lead somewhere.
+        self._ways: Answers[Mapping[str, Exit]] = Answers(max_answers=_MAX_WAYS)
         self._lock = threading.RLock()
 
     def add_graph(self, graph_id: str, topology: Topology) -> None:
@@ -70,6 +76,8 @@ class TopologyPrior:
             self._arrivals[graph_id] = Arrivals(topology)
             self._names[graph_id] = frozenset(part for info in topology.nodes for part in info.id.split("|"))
             self._declared.clear()
+            self._announced.clear()
+            self._ways.clear()
             self._topologies.move_to_end(graph_id)
             if len(self._topologies) > self._max_graphs:
                 oldest, _ = self._topologies.popitem(last=False)
@@ -80,6 +88,7 @@ class TopologyPrior:
         with self._lock:
             self._told[graph_id] = declared
             self._told.move_to_end(graph_id)
+            self._ways.clear()
             if len(self._told) > self._max_graphs:
                 self._told.popitem(last=False)
 
@@ -97,14 +106,15 @@ class TopologyPrior:
     ) -> None:
         """Record how long `source` took; where it went is not learnt."""
         with self._lock:
-            self._durations.add(_key("node", graph_id, source), elapsed_s)
+            self._ways.forget((graph_id, source))
+            self._time(_key("node", graph_id, source), elapsed_s)
             if self._waits(graph_id, target):
-                self._durations.add(_key("wait", graph_id, f"{source}{_SEPARATOR}{target}"), elapsed_s)
+                self._time(_key("wait", graph_id, f"{source}{_SEPARATOR}{target}"), elapsed_s)
 
     def observe_tool(self, graph_id: str, tool: str, elapsed_s: float) -> None:
         """Record how long a tool ran."""
         with self._lock:
-            self._durations.add(_key("tool", graph_id, tool), elapsed_s)
+            self._time(_key("tool", graph_id, tool), elapsed_s)
 
     def candidates(
         self,
@@ -120,7 +130,7 @@ class TopologyPrior:
         """Return who may run after `node`; see `Forecaster.candidates`."""
         with self._lock:
             topology = self._topology(graph_id)
-            said = announced_by(topology, node, first_tool_name) if first_tool_name else None
+            said = self._announcement(graph_id, topology, node, first_tool_name) if first_tool_name else None
             first = self._exits(graph_id, node, tuple(context), running)
             if first_tool_name:
                 first = self._with_tool(graph_id, node, first, said, first_tool_name)
@@ -184,6 +194,7 @@ class TopologyPrior:
         """
         with self._lock:
             self._durations.load_rows(self._read_durations(snapshot))
+            self._ways.clear()
 
     def merge(self, snapshot: Mapping[str, Any]) -> None:
         """Add the durations of a snapshot to those measured here; the latest of both are kept.
@@ -193,6 +204,11 @@ class TopologyPrior:
         """
         with self._lock:
             self._durations.add_rows(self._read_durations(snapshot))
+            self._ways.clear()
+
+    def _time(self, key: str, elapsed_s: float) -> None:
+        if self._durations.add(key, elapsed_s):
+            self._ways.clear()
 
     def _topology(self, graph_id: str) -> Topology | None:
         topology = self._topologies.get(graph_id)
@@ -210,6 +226,15 @@ class TopologyPrior:
             self._declared[graph_id, node] = exits
         return exits
 
+    def _announcement(self, graph_id: str, topology: Topology | None, node: str, tool: str) -> Announcement | None:
+        """Return what a streamed tool name tells, from a bounded cache."""
+        key = graph_id, node, tool
+        if key not in self._announced:
+            if len(self._announced) >= _MAX_CACHED:
+                self._announced.clear()
+            self._announced[key] = announced_by(topology, node, tool)
+        return self._announced[key]
+
     def _shares(self, graph_id: str, node: str, exits: Exits, context: tuple[str, ...]) -> Mapping[str, float]:
         """Return how observations split over the targets of `node`; here, as declared."""
         return exits.shares
@@ -218,7 +243,9 @@ class TopologyPrior:
         """Return the chances of targets once `tool` was called; here, as expected."""
         return expected
 
-    def _with_clues(self, graph_id: str, node: str, exits: dict[str, Exit], clues: Sequence[Clue]) -> dict[str, Exit]:
+    def _with_clues(
+        self, graph_id: str, node: str, exits: Mapping[str, Exit], clues: Sequence[Clue]
+    ) -> Mapping[str, Exit]:
         """Replace the chances of exits by what the streamed values tell about them; here, nothing was learnt."""
         return exits
 
@@ -247,7 +274,18 @@ class TopologyPrior:
 
     def _exits(
         self, graph_id: str, node: str, context: tuple[str, ...], running: Sequence[str] = ()
-    ) -> dict[str, Exit]:
+    ) -> Mapping[str, Exit]:
+        """Return the ways out of `node` after `context`, from a bounded cache."""
+        subject, question = (graph_id, node), (context, tuple(running))
+        ways = self._ways.get(subject, question)
+        if ways is None:
+            ways = self._find_exits(graph_id, node, context, running)
+            self._ways.put(subject, question, ways)
+        return ways
+
+    def _find_exits(
+        self, graph_id: str, node: str, context: tuple[str, ...], running: Sequence[str]
+    ) -> Mapping[str, Exit]:
         exits = self._declared_exits(graph_id, node)
         shares = self._shares(graph_id, node, exits, context)
         chances = marginals(exits, shares, self._width(graph_id, node, exits))
@@ -255,14 +293,14 @@ class TopologyPrior:
         if needs:
             chances = lift_exits(chances, needs, self._times_seen(graph_id, node))
         found = {
-            target: self._leave(graph_id, node, target, p_next, describe(exits, target), running)
+            target: self._leave(graph_id, node, target, p_next, exits.reasons.get(target, LEARNT), running)
             for target, p_next in chances.items()
         }
         return mark_needs(found, needs, after=node) if needs else found
 
     def _with_tool(
-        self, graph_id: str, node: str, first: dict[str, Exit], said: Announcement | None, tool: str
-    ) -> dict[str, Exit]:
+        self, graph_id: str, node: str, first: Mapping[str, Exit], said: Announcement | None, tool: str
+    ) -> Mapping[str, Exit]:
         """Replace the exits of `node` by what the streamed tool name tells about them."""
         if said is not None and said.steps == 0:
             return self._after_tools(graph_id, said, (node,), tool)
@@ -271,20 +309,20 @@ class TopologyPrior:
         if said is not None:
             expected = {said.tools_node: P_STREAMED}
             steps, reason = said.steps, said.reason
-        chances = self._tool_shares(graph_id, node, tool, expected)
-        leaving = (self._leave(graph_id, node, target, min(1.0, p), reason) for target, p in chances.items())
-        return {
-            exit_.target: replace(exit_, steps=steps) if said and exit_.target == said.tools_node else exit_
-            for exit_ in leaving
-        }
+        found = {}
+        for target, p_next in self._tool_shares(graph_id, node, tool, expected).items():
+            exit_ = self._leave(graph_id, node, target, min(1.0, p_next), reason)
+            if said is not None and target == said.tools_node and exit_.steps != steps:
+                exit_ = replace(exit_, steps=steps)
+            found[target] = exit_
+        return found
 
-    def _after_tools(self, graph_id: str, said: Announcement, path: tuple[str, ...], tool: str) -> dict[str, Exit]:
+    def _after_tools(self, graph_id: str, said: Announcement, path: tuple[str, ...], tool: str) -> Mapping[str, Exit]:
         """Return the exits of a tools node when it is known which tool it runs."""
         wait = self.tool_seconds(graph_id, tool)
-        timed = {} if wait is None else _timed(wait)
         if said.targets:
             share = 1.0 / len(said.targets)
-            return {t: replace(Exit(t, share, 1, None, said.reason), **timed) for t in said.targets}
+            return {t: _timed(Exit(t, share, 1, None, said.reason), wait) for t in said.targets}
         exits = self._exits(graph_id, said.tools_node, path[:-1] if path[-1:] == (said.tools_node,) else path)
         topology = self._topology(graph_id)
         hops = topology.hops(said.tools_node) if topology else ()
@@ -297,7 +335,7 @@ class TopologyPrior:
         scale = (kept + lost) / kept if kept else 1.0
         reason = f"resumes after {said.reason}"
         return {
-            target: replace(exit_, p_next=min(1.0, exit_.p_next * scale), reason=reason, **timed)
+            target: _timed(exit_.revised(min(1.0, exit_.p_next * scale), reason), wait)
             for target, exit_ in stay.items()
         }
 
@@ -331,8 +369,11 @@ class TopologyPrior:
         return 0 if found is None else found.num_samples
 
 
-def _timed(wait: Quantiles) -> dict[str, Any]:
-    return {"eta_s": wait.p50_s, "sooner_s": wait.p50_s - wait.p10_s, "later_s": wait.p90_s - wait.p50_s}
+def _timed(exit_: Exit, wait: Quantiles | None) -> Exit:
+    if wait is None:
+        return exit_
+    sooner_s, later_s = wait.p50_s - wait.p10_s, wait.p90_s - wait.p50_s
+    return Exit(exit_.target, exit_.p_next, exit_.steps, wait.p50_s, exit_.reason, sooner_s, later_s)
 
 
 def _key(kind: str, graph_id: str, name: str) -> str:

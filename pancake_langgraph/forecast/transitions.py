@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pancake_langgraph._errors import ConfigError
@@ -69,7 +69,8 @@ class TransitionForecaster(TopologyPrior):
                 shares = learnt.experts.shares(source, context, exits.shares)
                 expected = marginals(exits, shares, self._width(graph_id, source, exits))
                 learnt.clues.observe(source, clues, target, expected)
-            learnt.experts.observe(source, target, context, exits.shares)
+            if learnt.experts.observe(source, target, context, exits.shares):
+                self._ways.clear()
             if first_tool_name:
                 learnt.tools.observe((source, first_tool_name), target)
             self._count_width(learnt, source, nth)
@@ -136,7 +137,9 @@ class TransitionForecaster(TopologyPrior):
         learnt = self._graphs.get(graph_id)
         return expected if learnt is None else smooth(learnt.tools.row((node, tool)), expected, PRIOR_STRENGTH)
 
-    def _with_clues(self, graph_id: str, node: str, exits: dict[str, Exit], clues: Sequence[Clue]) -> dict[str, Exit]:
+    def _with_clues(
+        self, graph_id: str, node: str, exits: Mapping[str, Exit], clues: Sequence[Clue]
+    ) -> Mapping[str, Exit]:
         if not clues:
             return exits
         learnt = self._graphs.get(graph_id) or self._new_learnt()
@@ -149,7 +152,7 @@ class TransitionForecaster(TopologyPrior):
         for target, p_next in chances.items():
             known = exits.get(target)
             exit_ = self._leave(graph_id, node, target, p_next, reason) if known is None else known
-            found[target] = replace(exit_, p_next=min(1.0, p_next), reason=reason)
+            found[target] = exit_.revised(min(1.0, p_next), reason)
         return found
 
     def _width(self, graph_id: str, node: str, exits: Exits) -> float:
@@ -171,6 +174,7 @@ class TransitionForecaster(TopologyPrior):
         learnt.widths.move_to_end(node)
         if len(learnt.widths) > self._memory.max_keys:
             learnt.widths.popitem(last=False)
+            self._ways.clear()
 
     def _learnt(self, graph_id: str) -> _Learnt:
         learnt = self._graphs.get(graph_id)
@@ -178,6 +182,7 @@ class TransitionForecaster(TopologyPrior):
             learnt = self._graphs[graph_id] = self._new_learnt()
             if len(self._graphs) > self._memory.max_graphs:
                 self._graphs.popitem(last=False)
+                self._ways.clear()
         self._graphs.move_to_end(graph_id)
         return learnt
 

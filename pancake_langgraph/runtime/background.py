@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pancake_langgraph._errors import RuntimeClosed
 
 _T = TypeVar("_T")
+_Item = TypeVar("_Item")
 _STOP_TIMEOUT_S = 5.0
+_CLOSED = "the runtime is closed (or was started before a fork); make a new one, or attach again"
 
 
 class BackgroundLoop:
@@ -35,6 +38,11 @@ class BackgroundLoop:
     def is_running(self) -> bool:
         """Whether the thread runs, in this process."""
         return self._loop is not None and not self._forked
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the loop was stopped, or runs in the process that this one was forked from."""
+        return self._stopped or self._forked
 
     @property
     def _forked(self) -> bool:
@@ -60,8 +68,19 @@ class BackgroundLoop:
         loop = self._ensure()
         if loop is None:
             coroutine.close()
-            raise RuntimeClosed("the runtime is closed (or was started before a fork); make a new one, or attach again")
+            raise RuntimeClosed(_CLOSED)
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def ask(self, question: Callable[[], _T]) -> Future[_T]:
+        """Call a plain function on the loop; the future, with what it returned or raised, is the caller's.
+
+        Raises:
+            RuntimeClosed: if the loop was stopped.
+        """
+        answer: Future[_T] = Future()
+        if not self.call(_answer, question, answer):
+            raise RuntimeClosed(_CLOSED)
+        return answer
 
     def stop(self) -> None:
         """Cancel what runs, end the thread, wait a bounded time."""
@@ -89,6 +108,51 @@ class BackgroundLoop:
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
+
+
+class Mailbox(Generic[_Item]):
+    """Hands items from any thread to a callback on a background loop, in order, many with one wake-up.
+
+    Waking a loop is a write to its socket: what is put while one wake-up is on its way travels with it.
+    """
+
+    def __init__(self, background: BackgroundLoop, receive: Callable[[_Item], None]) -> None:
+        """Call `receive` on the loop of `background`, which starts with the first item."""
+        self._background = background
+        self._receive = receive
+        self._items: deque[_Item] = deque()
+        self._woken = False
+
+    def put(self, item: _Item) -> None:
+        """Hand over one item; returns at once.  Where the loop was stopped it is thrown away."""
+        if self._background.is_gone:
+            self._items.clear()
+            return
+        self._items.append(item)
+        if not self._woken:
+            self._woken = True
+            self._background.call(self.drain)
+
+    def drain(self) -> None:
+        """Take in what was put so far.  On the loop only.
+
+        Whoever must not overtake an item of his own thread calls it first: another thread may have promised the
+        wake-up for that item and not have sent it yet.
+        """
+        self._woken = False  # before counting: whoever puts something behind what is counted wakes the loop again
+        for _ in range(len(self._items)):
+            self._receive(self._items.popleft())
+
+
+def _answer(question: Callable[[], _T], answer: Future[_T]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(question())
+    except BaseException as exc:  # it is the asker's, like the answer
+        answer.set_exception(exc)
+        if not isinstance(exc, Exception):
+            raise
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -22,7 +22,7 @@ from pancake_langgraph.plan import CompiledPlan, GraphPhases, compile_plan, decl
 from pancake_langgraph.prompts.agent_code import prompts_of
 from pancake_langgraph.prompts.lint_report import PrefixReport
 from pancake_langgraph.runtime.actor import Actor
-from pancake_langgraph.runtime.background import BackgroundLoop
+from pancake_langgraph.runtime.background import BackgroundLoop, Mailbox
 from pancake_langgraph.runtime.expectations import ExpectedCall
 from pancake_langgraph.runtime.handler import RuntimeHandler
 from pancake_langgraph.runtime.knowledge import Knowledge
@@ -104,6 +104,7 @@ class Runtime:
         self._phases = PhaseWatch(self._state.forecaster)
         self._knowledge = Knowledge.of(settings.forecast_dir, self._state.forecaster)
         self._background = BackgroundLoop("pancake-runtime")
+        self._mailbox: Mailbox[Signal] = Mailbox(self._background, self._receive)
         self._actor: Actor | None = None
         self._watcher: Watcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -174,7 +175,7 @@ class Runtime:
         deadline_s = time.monotonic() + timeout_s
         looks = 0
         while time.monotonic() < deadline_s:
-            looks = looks + 1 if self._background.run(self._is_idle()).result() else 0
+            looks = looks + 1 if self._background.ask(self._is_idle).result() else 0
             if looks >= _IDLE_LOOKS:
                 return True
             time.sleep(0.01)
@@ -205,7 +206,7 @@ class Runtime:
         Raises:
             RuntimeClosed: after `close`.
         """
-        return self._background.run(self._copy_expectations()).result()
+        return self._background.ask(self._copy_expectations).result()
 
     def check_integrity(self) -> None:
         """Check that every action is accounted for.
@@ -245,7 +246,7 @@ class Runtime:
     def post(self, signal: Signal) -> None:
         """Take in a signal; returns at once, never raises."""
         if not self._closed:
-            self._background.call(self._receive, signal)
+            self._mailbox.put(signal)
 
     def wire_extras(self) -> Mapping[str, Any] | None:
         """Return what each request should ask the engine for, or `None`."""
@@ -263,12 +264,8 @@ class Runtime:
     def _receive(self, signal: Signal) -> None:
         if self._draining:
             return
-        if self._watcher is None:
-            self._compose()
-        watcher = self._watcher
-        if watcher is None:
-            return
         try:
+            watcher = self._watcher or self._compose()
             watcher.receive(signal)
             if self._knowledge is not None and isinstance(signal, Opened):
                 self._knowledge.touch(signal.graph_id)
@@ -277,7 +274,7 @@ class Runtime:
             level = self._state.count_bug()
             logger.log(level, "a %s signal could not be taken in", type(signal).__name__, exc_info=True)
 
-    def _compose(self) -> None:
+    def _compose(self) -> Watcher:
         self._actor = Actor(self._state, self._engine, self._tier)
         self._watcher = Watcher(self._state, self._actor)
         if isinstance(self._engine, ReportsEvictions):
@@ -287,6 +284,7 @@ class Runtime:
         self._spawn(self._keep_house())
         if self._knowledge is not None:
             self._spawn(self._knowledge.keep())
+        return self._watcher
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -360,13 +358,16 @@ class Runtime:
             if self._actor is not None:
                 self._actor.poke()
 
-    async def _copy_expectations(self) -> tuple[ExpectedCall, ...]:
+    def _copy_expectations(self) -> tuple[ExpectedCall, ...]:
+        self._mailbox.drain()
         return tuple(expectation.copy() for expectation in self._state.expectations)
 
-    async def _is_idle(self) -> bool:
+    def _is_idle(self) -> bool:
+        self._mailbox.drain()
         return self._actor is None or self._actor.idle
 
     async def _shutdown(self) -> None:
+        self._mailbox.drain()
         self._draining = True
         if self._actor is not None:
             for expectation in self._state.expectations:
