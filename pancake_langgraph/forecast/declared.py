@@ -93,7 +93,7 @@ def mark_needs(exits: dict[str, Exit], needs: Iterable[Need], *, after: str) -> 
     """Give the exits that were raised the declaration as their reason."""
     wanted = {need.node for need in needs if need.steps == 1}
     return {
-        target: replace(exit_, reason=reason_of_need(after)) if target in wanted and exit_.p_next < _CERTAIN else exit_
+        target: exit_._replace(reason=reason_of_need(after)) if target in wanted and exit_.p_next < _CERTAIN else exit_
         for target, exit_ in exits.items()
     }
 

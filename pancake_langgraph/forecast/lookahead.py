@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pancake_langgraph._types import Candidate, NodeId
 from pancake_langgraph.forecast.prior import is_end
@@ -13,8 +13,7 @@ _P_MIN = 0.01
 _MAX_CANDIDATES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """One way out of a node: `steps` until the target starts, the chance, and the median wait (`None` = unknown).
 
     `sooner_s` and `later_s` are how far the tenth and the ninetieth percentile of the wait lie from the median.
@@ -30,7 +29,7 @@ class Exit:
 
     def revised(self, p_next: float, reason: str) -> Exit:
         """Return the same way out with another chance, for another reason."""
-        return Exit(self.target, p_next, self.steps, self.eta_s, reason, self.sooner_s, self.later_s)
+        return self._replace(p_next=p_next, reason=reason)
 
 
 ExitsOf = Callable[[str, tuple[str, ...]], Mapping[str, Exit]]
@@ -91,4 +90,4 @@ def _merge(found: dict[tuple[str, int], Exit], exit_: Exit) -> None:
         return
     likelier = exit_ if exit_.p_next > other.p_next else other
     p_next = min(1.0, exit_.p_next + other.p_next)
-    found[key] = replace(likelier, p_next=p_next)
+    found[key] = likelier._replace(p_next=p_next)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pancake_langgraph._errors import ConfigError
@@ -313,7 +312,7 @@ class TopologyPrior:
         for target, p_next in self._tool_shares(graph_id, node, tool, expected).items():
             exit_ = self._leave(graph_id, node, target, min(1.0, p_next), reason)
             if said is not None and target == said.tools_node and exit_.steps != steps:
-                exit_ = replace(exit_, steps=steps)
+                exit_ = exit_._replace(steps=steps)
             found[target] = exit_
         return found
 

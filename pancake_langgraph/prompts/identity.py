@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -11,7 +12,11 @@ from typing import Any
 from pancake_langgraph._types import AgentKey, Prompt, WireObject
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 
+#: `json.dumps` would make such an encoder each time.
+_as_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
+
+@functools.lru_cache(maxsize=1024)
 def strip_task_ids(checkpoint_ns: str) -> str:
     """Return the namespace without task ids: `"sub:1f0a|agent:77"` becomes `"sub|agent"`."""
     return "|".join(part.split(":", 1)[0] for part in checkpoint_ns.split("|")) if checkpoint_ns else ""
@@ -37,7 +42,7 @@ def agent_key(checkpoint_ns: str, agent_name: str | None, prompt: Prompt) -> Age
 
     The hash covers the leading system messages and the tools, so that two prompts under one node are two agents.
     """
-    body = json.dumps([leading_system_messages(prompt.messages), prompt.tools], sort_keys=True, default=str)
+    body = _as_json([leading_system_messages(prompt.messages), prompt.tools])
     digest = hashlib.blake2b(body.encode(), digest_size=6).hexdigest()
     return AgentKey(strip_task_ids(checkpoint_ns), agent_name or "", digest)
 
@@ -50,7 +55,7 @@ def canonical(message: WireObject) -> str:
     """
     calls = [_canonical_call(call) for call in message.get("tool_calls") or ()]
     fields = [message.get("role"), message.get("content") or "", calls, message.get("tool_call_id")]
-    return json.dumps(fields, sort_keys=True, default=str)
+    return _as_json(fields)
 
 
 def _canonical_call(call: WireObject) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pancake_langgraph._types import WireObject
 from pancake_langgraph.prompts.fields import NO_FORM, Fields, Hole, WireMemo, text_of
@@ -82,18 +82,17 @@ class Fixed:
 Part = Slice | Text | Fixed
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """What is known of the state that a node will read.
 
     `fields` are the values, `unsure` the fields that may still be written before, `growing` the message fields that
-    may only get longer.  With neither, the state is exact.
+    may only get longer.  With neither, the state is exact.  `all_unsure` says that fields which are not in `fields`
+    may appear as well.
     """
 
     fields: Fields
     unsure: frozenset[str] = frozenset()
     growing: frozenset[str] = frozenset()
-    #: Whether fields that are not in `fields` may appear as well.
     all_unsure: bool = False
 
     def sure_of(self, field: str) -> bool:
@@ -101,8 +100,7 @@ class Known:
         return field in self.fields and field not in self.unsure and field not in self.growing and not self.all_unsure
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
+class Rendering(NamedTuple):
     """The known beginning of a prompt: whole messages, then perhaps the beginning of one more (`is_cut`).
 
     `stop` says why it ends where it ends; empty when the shape was rendered to its end.  `is_complete` says that every

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from pancake_langgraph._types import AgentKey, Prompt, WireObject
 
@@ -24,8 +25,7 @@ class Source(StrEnum):
     HEAD = "head known from other threads"
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """The known beginning of an agent's next prompt.
 
     With `is_cut` the last message is only the beginning of one.  `stop` says why it ends where it ends; it is empty

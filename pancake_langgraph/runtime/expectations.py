@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 from uuid import UUID
 
 from pancake_langgraph._types import AgentKey, Prompt, ThreadId, TokenPrefix
@@ -26,8 +27,7 @@ class Cause(StrEnum):
     SUCCESSOR = "successor"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a call happens: thread, namespace of the graph around the node (task ids kept), node path without ids.
 
     The turns of one tool loop share it, and so do parallel workers of a fan-out that are plain nodes: those are told

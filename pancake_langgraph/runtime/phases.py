@@ -41,8 +41,9 @@ class PhaseWatch:
     def receive(self, signal: Signal) -> None:
         """Take in one signal; all but starts and ends of model calls inside a read graph are of no interest."""
         if isinstance(signal, Opened):
-            node = strip_task_ids(signal.checkpoint_ns)
-            if signal.kind is SpanKind.CALL and signal.graph_id and node:
+            if signal.kind is not SpanKind.CALL or not signal.graph_id:
+                return
+            if node := strip_task_ids(signal.checkpoint_ns):
                 self._calls[signal.run_id] = signal.graph_id, node
                 if len(self._calls) > _MAX_OPEN_CALLS:
                     self._calls.popitem(last=False)

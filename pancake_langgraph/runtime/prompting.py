@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
@@ -22,8 +22,7 @@ from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import Call, State
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """A candidate whose prompt could not be told yet."""
 
     candidate: Candidate

@@ -20,6 +20,7 @@ class OpenSpan:
 
     opened: Opened
     root_id: UUID
+    span_id: SpanId
     usage: Usage | None = None
 
 
@@ -35,7 +36,8 @@ class SpanBook:
     def open(self, signal: Opened) -> OpenSpan:
         """Book a start; return the span."""
         parent = self._parent_of(signal)
-        span = OpenSpan(signal, parent.root_id if parent else signal.run_id)
+        span_id = SpanId(str(signal.run_id))
+        span = OpenSpan(signal, parent.root_id if parent else signal.run_id, span_id)
         self._open[signal.run_id] = span
         if len(self._open) > _MAX_OPEN_SPANS:
             self._open.popitem(last=False)
@@ -46,11 +48,11 @@ class SpanBook:
         self._record(
             SpanStarted(
                 at_s=signal.at_s,
-                span_id=SpanId(str(signal.run_id)),
+                span_id=span_id,
                 kind=signal.kind,
                 name=signal.name,
                 thread_id=signal.thread_id or None,
-                parent_id=SpanId(str(parent.opened.run_id)) if parent else None,
+                parent_id=parent.span_id if parent else None,
             )
         )
         return span
@@ -89,10 +91,11 @@ class SpanBook:
     def mark(self, signal: FirstPiece | ToolNamed) -> None:
         """Book an instant."""
         named = isinstance(signal, ToolNamed)
+        span = self._open.get(signal.run_id)
         self._record(
             SpanMarked(
                 at_s=signal.at_s,
-                span_id=SpanId(str(signal.run_id)),
+                span_id=span.span_id if span is not None else SpanId(str(signal.run_id)),
                 mark=MarkKind.FIRST_TOOL_NAME if named else MarkKind.FIRST_TOKEN,
                 value=signal.tool_name if isinstance(signal, ToolNamed) else "",
             )
@@ -115,7 +118,7 @@ class SpanBook:
         self._record(
             SpanEnded(
                 at_s=signal.at_s,
-                span_id=SpanId(str(signal.run_id)),
+                span_id=span.span_id,
                 status=signal.status,
                 prompt_tokens=usage.prompt_tokens if usage else None,
                 cached_tokens=usage.cached_tokens if usage else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from pancake_langgraph._types import NodeId, ThreadId
@@ -28,8 +28,7 @@ MAX_EQUAL_SOURCES = 8
 _JOIN = "join:"
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """What is known about a node that runs: itself, what ran before, what runs beside it, and when it began."""
 
     node: NodeId

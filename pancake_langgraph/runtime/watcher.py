@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
@@ -49,29 +50,22 @@ class Watcher:
         self._actor = actor
         self._prompts = PromptWatch(state)
         self._trails = Trails(state.forecaster, state.topologies, max_runs=state.settings.max_contexts)
+        self._receivers: dict[type[Signal], Callable[[Any], None]] = {
+            Opened: self._opened,
+            Requested: self._requested,
+            FirstPiece: self._first_piece,
+            ToolNamed: self._tool_named,
+            FieldWritten: self._field_written,
+            Decided: self._decided,
+            Interrupted: self._interrupted,
+            Measured: self._measured,
+            Routed: self._routed,
+            Closed: self._closed,
+        }
 
     def receive(self, signal: Signal) -> None:
         """Take in one signal."""
-        if isinstance(signal, Opened):
-            self._opened(signal)
-        elif isinstance(signal, Requested):
-            self._requested(signal)
-        elif isinstance(signal, FirstPiece):
-            self._first_piece(signal)
-        elif isinstance(signal, ToolNamed):
-            self._tool_named(signal)
-        elif isinstance(signal, FieldWritten):
-            self._written(signal.run_id, (Clue(signal.tool, signal.field, signal.value),))
-        elif isinstance(signal, Decided):
-            self._decided(signal)
-        elif isinstance(signal, Interrupted):
-            self._trails.run_cut(signal.run_id)
-        elif isinstance(signal, Measured):
-            self._measured(signal)
-        elif isinstance(signal, Routed):
-            self._routed(signal)
-        else:
-            self._closed(signal)
+        self._receivers[type(signal)](signal)
 
     # -- starts ---------------------------------------------------------------------------------------------------
 
@@ -268,6 +262,9 @@ class Watcher:
         self._state.spans.mark(signal)
         self._written(signal.run_id, (Clue(signal.tool_name),))
 
+    def _field_written(self, signal: FieldWritten) -> None:
+        self._written(signal.run_id, (Clue(signal.tool, signal.field, signal.value),))
+
     def _written(self, call_id: UUID, clues: Iterable[Clue]) -> None:
         """A call has written something that may tell where its node leads."""
         call = self._state.calls.get(call_id)
@@ -286,6 +283,9 @@ class Watcher:
         span = self._state.spans.get(signal.run_id)
         if span is not None:
             self._trails.decided(signal, span.opened, span.root_id)
+
+    def _interrupted(self, signal: Interrupted) -> None:
+        self._trails.run_cut(signal.run_id)
 
     def _measured(self, signal: Measured) -> None:
         self._state.spans.measure(signal)
