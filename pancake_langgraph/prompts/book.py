@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pancake_langgraph._types import AgentKey, Prompt, ThreadId, WireObject
 from pancake_langgraph.prompts.declared import DeclaredPrompt
@@ -23,6 +23,7 @@ _V = TypeVar("_V")
 MAX_AGENTS_PER_NODE = 8
 #: After so many calls in a row with a system prompt never seen before, a node's prompts are taken to be made anew.
 FRESH_CALLS = 2
+NEVER_CALLED: Final = Unknown("no call was seen at this node", seen=False)
 _HEAD_ONLY = "what comes behind the system prompt varies"
 
 
@@ -30,11 +31,15 @@ _HEAD_ONLY = "what comes behind the system prompt varies"
 class _Agent:
     """What is known of one agent: its shape, its last prompt and salt, whether its prompts only grow.
 
+    `head` are the system messages of that prompt; `sends_reasoning` says whether it carries earlier reasoning.
+
     `resumes` says that it keeps its history when it comes back from a tool, `comes_as` which agent it came back as.
     """
 
     learner: ShapeLearner
     prompt: Prompt
+    head: tuple[WireObject, ...]
+    sends_reasoning: bool = False
     salt: str | None = None
     grows: Trust = field(default_factory=Trust)
     resumes: Trust = field(default_factory=Trust)
@@ -101,16 +106,17 @@ class PromptBook:
         _put(self._nodes, agent.namespace, node, self._max_entries)
         record = self._agents.get(agent)
         is_fresh = record is None
+        head = leading_system_messages(prompt.messages)
         if record is None:
-            head = len(leading_system_messages(prompt.messages))
-            record = _Agent(ShapeLearner(literal_head=head), prompt)
+            record = _Agent(ShapeLearner(literal_head=len(head)), prompt, head)
         _put(self._agents, agent, record, self._max_entries)
         record.learner.observe(prompt.messages, known, thread_id, self._memo)
         node.doubt.pass_one()
         previous = self._last.get((agent, thread_id))
         if previous is not None:
             record.grows.note(right=begins_with(prompt, previous))
-        record.prompt, record.salt = prompt, cache_salt
+        record.prompt, record.head, record.salt = prompt, head, cache_salt
+        record.sends_reasoning = sends_reasoning(prompt.messages)
         _put(self._last, (agent, thread_id), prompt, self._max_entries)
         node.agents = _first(agent, node.agents)
         if task is None or node.task != task:
@@ -170,14 +176,20 @@ class PromptBook:
         best = self._declared_prediction(graph_id, namespace, state)
         node = self._nodes.get(namespace)
         if node is None:
-            return best or Unknown("no call was seen at this node", seen=False)
+            return best or NEVER_CALLED
         if agent is None or agent not in self._agents:
             agent = self._agent_at(node, thread_id)
         if node.doubt.active:
             return self._head_of(agent) or Unknown("the template renders earlier messages differently", seen=True)
-        for found in (*self._learned(node, agent, thread_id, state), self._head_of(agent, node)):
+        for found in self._learned(node, agent, thread_id, state):
             best = _better(best, found)
-        return best or Unknown("no part of its prompts has stayed the same", seen=True)
+        return self._at_least_head(best, agent, node) or Unknown(
+            "no part of its prompts has stayed the same", seen=True
+        )
+
+    def may_call(self, namespace: str, *, graph_id: str = "") -> bool:
+        """Whether anything is known of calls at `namespace`; else `predict` returns `NEVER_CALLED`, at any state."""
+        return namespace in self._nodes or (graph_id, namespace) in self._declared
 
     def shape(self, agent: AgentKey) -> PromptShape | None:
         """Return the trusted shape of an agent's prompt, if there is one."""
@@ -218,15 +230,22 @@ class PromptBook:
         if best is None:
             return None
         rendering = render(best.shape.parts, known, self._memo)
-        return _predicted(agent, rendering, record.prompt, source)
+        return _predicted(agent, rendering, record.prompt, source, sends=record.sends_reasoning)
+
+    def _at_least_head(self, best: Prediction | None, agent: AgentKey, node: _Node) -> Prediction | None:
+        """Return the system prompt where `best` does not go that far."""
+        record = self._agents.get(agent)
+        if best is not None and record is not None and len(best.prompt.messages) > len(record.head):
+            return best
+        return _better(best, self._head_of(agent, node))
 
     def _head_of(self, agent: AgentKey, node: _Node | None = None) -> Prediction | None:
         """Return the system prompt, which is part of the agent's identity; nothing where each call has a new one."""
         record = self._agents.get(agent)
         if record is None or (node is not None and node.fresh >= FRESH_CALLS):
             return None
-        rendering = Rendering(leading_system_messages(record.prompt.messages), stop=_HEAD_ONLY)
-        return _predicted(agent, rendering, record.prompt, Source.HEAD)
+        rendering = Rendering(record.head, stop=_HEAD_ONLY)
+        return _predicted(agent, rendering, record.prompt, Source.HEAD, sends=record.sends_reasoning)
 
     def _declared_prediction(self, graph_id: str, namespace: str, known: Known) -> Prediction | None:
         entry = self._declared.get((graph_id, namespace))
@@ -243,7 +262,7 @@ class PromptBook:
             tools = record.prompt.tools
         prompt = Prompt(rendering.messages, tools)
         agent = agent_key(namespace, declared.agent_name, prompt)
-        return _predicted(agent, rendering, prompt, declared.source)
+        return _predicted(agent, rendering, prompt, declared.source, sends=sends_reasoning(prompt.messages))
 
     def _check_declared(self, graph_id: str, namespace: str, prompt: Prompt, known: Known | None) -> None:
         entry = self._declared.get((graph_id, namespace))
@@ -256,11 +275,13 @@ class PromptBook:
         entry.trust.note(right=right and (tools is None or list(tools) == list(prompt.tools)))
 
 
-def _predicted(agent: AgentKey, rendering: Rendering, like: Prompt, source: Source) -> Prediction | None:
+def _predicted(
+    agent: AgentKey, rendering: Rendering, like: Prompt, source: Source, *, sends: bool
+) -> Prediction | None:
     messages = rendering.messages
     if not messages:
         return None
-    if not sends_reasoning(like.messages):
+    if not sends:
         messages = without_reasoning(messages)
     return Prediction(agent, Prompt(messages, like.tools), source, rendering.is_cut, rendering.stop)
 

@@ -30,6 +30,7 @@ _ATOMS: Final = (str, int, float, bool)
 _JSON_NODES: Final = 500
 _PLAIN_ROLES: Final = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system"}
 REASONING_KEYS: Final = ("reasoning_content", "reasoning")
+_REASONING: Final = frozenset(REASONING_KEYS)
 #: Stands for a message that has no wire form; it equals no message of any prompt.
 NO_FORM: Final[WireObject] = {}
 
@@ -126,15 +127,15 @@ def with_reasoning(form: WireObject, message: BaseMessage) -> WireObject:
 
 def sends_reasoning(messages: Sequence[WireObject]) -> bool:
     """Say whether a request carries earlier reasoning."""
-    return any(key in message for message in messages for key in REASONING_KEYS)
+    return not all(map(_REASONING.isdisjoint, messages))
 
 
 def without_reasoning(messages: Sequence[WireObject]) -> tuple[WireObject, ...]:
     """Return wire forms without reasoning; those that have none stay the same objects."""
     return tuple(
-        {key: value for key, value in message.items() if key not in REASONING_KEYS}
-        if any(key in message for key in REASONING_KEYS)
-        else message
+        message
+        if _REASONING.isdisjoint(message)
+        else {key: value for key, value in message.items() if key not in _REASONING}
         for message in messages
     )
 

@@ -46,6 +46,7 @@ class ShapeLearner:
         """Know that the first `literal_head` messages are constant; begin with `seed` where the code was read."""
         self._literal_head = literal_head
         self._readings: list[Reading] = [Reading(seed, TRUSTED_CALLS, "", 1.0)] if seed is not None else []
+        self._best: Reading | None = _best_of(self._readings)
         self._calls = 0
         self._fruitless = 0
         self._wait = 0
@@ -61,8 +62,7 @@ class ShapeLearner:
 
     def best(self) -> Reading | None:
         """Return the trusted reading that covered most of the last call."""
-        trusted = [reading for reading in self._readings if reading.trusted]
-        return max(trusted, key=lambda reading: reading.share, default=None)
+        return self._best
 
     def observe(self, messages: Sequence[WireObject], known: Known | None, thread_id: str, memo: WireMemo) -> None:
         """Learn from one call; `known` is the state that its node had read, if it was seen."""
@@ -78,6 +78,7 @@ class ShapeLearner:
         best = readings[0] if readings else None
         is_settled = best is not None and best.confirmed >= SETTLED_CALLS and best.share >= WHOLE_SHARE
         del self._readings[SETTLED_READINGS if is_settled else MAX_READINGS :]
+        self._best = _best_of(self._readings)
         self._calls += 1
 
     def _is_worth_it(self, readings: Sequence[Reading]) -> bool:
@@ -103,6 +104,11 @@ class ShapeLearner:
             share = compare(render(shape.parts, call.known, call.memo), call.messages, call.sizes).share
             found.append(Reading(shape, TRUSTED_CALLS if is_likely else 1, call.thread_id, share))
         return found
+
+
+def _best_of(readings: Sequence[Reading]) -> Reading | None:
+    trusted = [reading for reading in readings if reading.trusted]
+    return max(trusted, key=lambda reading: reading.share, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,8 @@ class Outlook:
         self._foreign: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._opens: OrderedDict[str, Trust] = OrderedDict()
         self._threads: OrderedDict[str, None] = OrderedDict()
+        # Several nodes are asked about between two changes, and all at one level will read the same.
+        self._told: dict[tuple[int, str, bool], Known] = {}
 
     def __len__(self) -> int:
         """Return how many levels, habits and facts of other kinds are remembered."""
@@ -132,6 +134,7 @@ class Outlook:
     def run_started(self, run: Hashable, thread_id: str, fields: Fields | None, graph_id: str) -> None:
         """Take in the input of a run; in a thread that is new it is all that the first node reads."""
         is_new = thread_id not in self._threads
+        self._told.clear()
         _put(self._threads, thread_id, None, MAX_HABITS)
         level = self._level(run, Spot("", "", "", ""))
         if fields is None or not is_new:
@@ -143,6 +146,7 @@ class Outlook:
 
     def node_started(self, run: Hashable, spot: Spot, fields: Fields | None, graph_id: str) -> None:
         """Take in the state that a node reads."""
+        self._told.clear()
         level = self._level(run, spot)
         level.running[spot.namespace] = spot.node, spot.order
         while len(level.running) > MAX_HABITS:
@@ -169,6 +173,7 @@ class Outlook:
 
     def node_ended(self, run: Hashable, spot: Spot, updates: Iterable[Mapping[str, Any]], graph_id: str) -> None:
         """Take in what a node wrote; its state is then known before the next node starts."""
+        self._told.clear()
         level = self._level(run, spot)
         level.running.pop(spot.namespace, None)
         habit = self._habit(graph_id, level.path, spot.node)
@@ -182,10 +187,12 @@ class Outlook:
 
     def node_cut(self, run: Hashable, spot: Spot) -> None:
         """Take in that a node ended without a result."""
+        self._told.clear()
         self._level(run, spot).running.pop(spot.namespace, None)
 
     def run_ended(self, run: Hashable) -> None:
         """Forget a run."""
+        self._told.clear()
         for key in [key for key in self._levels if key[0] == run]:
             del self._levels[key]
 
@@ -197,8 +204,15 @@ class Outlook:
         level = self._level_for(run, around, target)
         if level is None or level.is_blind or self._foreign.get((graph_id, target), 0) > 0:
             return NOTHING
+        question = id(level), graph_id, num_between > 0
+        told = self._told.get(question)
+        if told is None:
+            told = self._told[question] = self._tell(level, graph_id, may_others_run=num_between > 0)
+        return told
+
+    def _tell(self, level: Level, graph_id: str, *, may_others_run: bool) -> Known:
         habits = [self._habits.get((graph_id, f"{level.path}/{node}")) for node, _ in level.running.values()]
-        if num_between:  # any node of the level may be it
+        if may_others_run:  # any node of the level may be it
             here = f"{level.path}/"
             habits += [h for (graph, key), h in self._habits.items() if graph == graph_id and key.startswith(here)]
         unseen = any(habit is None or not habit.ends for habit in habits)
@@ -208,6 +222,12 @@ class Outlook:
         growing = lists if unseen else lists & writes
         fields = {**level.fields, **self._early_writes(graph_id, level)}
         return Known(fields, frozenset(writes - growing), frozenset(growing), all_unsure=unseen)
+
+    def knows(self, run: Hashable, around: str, target: str, *, graph_id: str) -> bool:
+        """Whether `known` would name any field."""
+        level = self._level_for(run, around, target)
+        is_dark = level is None or level.is_blind or self._foreign.get((graph_id, target), 0) > 0
+        return not is_dark and level is not None and bool(level.fields)
 
     def _level_for(self, run: Hashable, around: str, target: str) -> Level | None:
         """Return the level that `target` runs at or under, from `around` outwards."""

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage
 
 from pancake_langgraph._types import ActionKind, AgentKey, Candidate, Prompt, ThreadId
 from pancake_langgraph.prompts import Prediction, Unknown, begins_with, strip_task_ids
+from pancake_langgraph.prompts.book import NEVER_CALLED
 from pancake_langgraph.prompts.fields import sends_reasoning, with_reasoning
 from pancake_langgraph.prompts.identity import parent_namespace
 from pancake_langgraph.prompts.outlook import Outlook, Spot
@@ -107,6 +108,10 @@ class PromptWatch:
         Where nothing can be said yet, it is kept for `waiting`.
         """
         node, graph_id = candidate.node, span.opened.graph_id
+        if not self._state.book.may_call(node, graph_id=graph_id):
+            if self._outlook.knows(span.root_id, around, node, graph_id=graph_id):
+                self._wait(candidate, thread_id, around, span, NEVER_CALLED)
+            return None
         known = self._outlook.known(span.root_id, around, node, num_between=candidate.steps - 1, graph_id=graph_id)
         found = self._state.book.predict(node, thread_id, known, graph_id=graph_id)
         if isinstance(found, Prediction):
