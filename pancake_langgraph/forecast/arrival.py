@@ -19,13 +19,13 @@ class Arrivals:
             for hop in topology.hops(node):
                 if hop.kind == "join":
                     self._sources.setdefault(hop.target, []).append(node)
+        self._waiting = {*self._sources, *(info.id for info in topology.nodes if info.deferred)}
         self._depths = _depths(topology, self._sources)
         self._distances: dict[str, Mapping[str, int]] = {}
 
     def waits(self, target: str) -> bool:
         """Whether `target` starts only when other branches have come as far."""
-        info = self._topology.node(target)
-        return target in self._sources or (info is not None and info.deferred)
+        return target in self._waiting
 
     def steps(self, node: str, target: str, running: Sequence[str]) -> int:
         """Return the steps from the start of `node` to that of `target`, one of its exits that waits for others.

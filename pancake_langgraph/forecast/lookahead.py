@@ -44,17 +44,23 @@ def look_ahead(
     expanded, and at most 64 candidates come back, so the cost is O(degree) per step looked ahead.
     """
     found: dict[tuple[str, int], Exit] = {}
-    frontier = [(exit_, (*context, node)) for exit_ in first.values()]
+    # What lies before an exit, the exit, the nodes before it, and the chance of all that.
+    frontier: list[tuple[Exit | None, Exit, tuple[str, ...], float]] = [
+        (None, exit_, (*context, node), exit_.p_next) for exit_ in first.values()
+    ]
     while frontier:
-        following: list[tuple[Exit, tuple[str, ...]]] = []
-        for exit_, path in frontier:
-            if is_end(exit_.target) or exit_.steps > horizon_steps or exit_.p_next <= 0.0:
+        following: list[tuple[Exit | None, Exit, tuple[str, ...], float]] = []
+        for before, step, path, p_next in frontier:
+            steps = step.steps if before is None else before.steps + step.steps
+            if is_end(step.target) or steps > horizon_steps or p_next <= 0.0:
                 continue
+            exit_ = step if before is None else _after(before, step)
             _merge(found, exit_)
-            if exit_.steps < horizon_steps and exit_.p_next >= _P_MIN and len(found) < _MAX_CANDIDATES:
-                onward = exits_of(exit_.target, path).values()
-                following.extend((_after(exit_, step), (*path, exit_.target)) for step in onward)
-        following.sort(key=lambda pair: -pair[0].p_next)
+            if steps < horizon_steps and p_next >= _P_MIN and len(found) < _MAX_CANDIDATES:
+                behind = path if before is None else (*path, before.target)
+                onward = exits_of(exit_.target, behind).values()
+                following.extend((exit_, then, behind, p_next * then.p_next) for then in onward)
+        following.sort(key=lambda way: -way[3])
         frontier = following[:_MAX_CANDIDATES]
     ordered = sorted(found.values(), key=lambda e: (-e.p_next, e.steps, e.target))[:_MAX_CANDIDATES]
     return tuple(_candidate(exit_) for exit_ in ordered)

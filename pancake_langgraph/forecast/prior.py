@@ -85,12 +85,16 @@ def marginals(exits: Exits, shares: Mapping[str, float], width: float) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a streamed tool name tells: `tools_node` runs in `steps`, then `targets` (empty = whatever follows it)."""
+    """What a streamed tool name tells: `tools_node` runs in `steps`, then `targets` (empty = whatever follows it).
+
+    `not_these` are the targets that only a handoff leads to, which the tool is not.
+    """
 
     tools_node: str
     steps: int
     targets: tuple[str, ...]
     reason: str
+    not_these: frozenset[str] = frozenset()
 
 
 def announced_by(topology: Topology | None, node: str, tool: str) -> Announcement | None:
@@ -105,7 +109,9 @@ def announced_by(topology: Topology | None, node: str, tool: str) -> Announcemen
     if not nearest:
         return None
     info, steps = next(((i, n) for i, n in nearest if tool in i.tools), nearest[0])
-    return Announcement(info.id, steps, (), f"tool {tool}")
+    hops = topology.hops(info.id)
+    not_these = {hop.target for hop in hops if hop.kind == "handoff"} - {h.target for h in hops if h.kind != "handoff"}
+    return Announcement(info.id, steps, (), f"tool {tool}", frozenset(not_these))
 
 
 def _tools_nodes(topology: Topology, node: str) -> list[tuple[NodeInfo, int]]:

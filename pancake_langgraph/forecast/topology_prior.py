@@ -323,11 +323,7 @@ class TopologyPrior:
             share = 1.0 / len(said.targets)
             return {t: _timed(Exit(t, share, 1, None, said.reason), wait) for t in said.targets}
         exits = self._exits(graph_id, said.tools_node, path[:-1] if path[-1:] == (said.tools_node,) else path)
-        topology = self._topology(graph_id)
-        hops = topology.hops(said.tools_node) if topology else ()
-        handoffs = {hop.target for hop in hops if hop.kind == "handoff"}
-        others = {hop.target for hop in hops if hop.kind != "handoff"}
-        stay = {target: exit_ for target, exit_ in exits.items() if target not in handoffs - others}
+        stay = {target: exit_ for target, exit_ in exits.items() if target not in said.not_these}
         # Which way a handoff would go is settled by the tool's name, so its share falls to the ways that stay.
         lost = sum(exit_.p_next for target, exit_ in exits.items() if target not in stay)
         kept = sum(exit_.p_next for exit_ in stay.values())

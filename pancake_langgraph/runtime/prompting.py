@@ -55,7 +55,7 @@ class PromptWatch:
 
     def node_started(self, opened: Opened, span: OpenSpan) -> None:
         """Take in the state that a node reads."""
-        spot = _spot(opened)
+        spot = _spot(span)
         self._level_moved_on(span.root_id, spot.around)
         self._outlook.node_started(span.root_id, spot, opened.fields, opened.graph_id)
         if opened.fields is None or opened.is_pushed:  # which of several workers calls first is not known
@@ -69,7 +69,7 @@ class PromptWatch:
     def node_ended(self, span: OpenSpan, closed: Closed, *, finished: bool) -> None:
         """Take in what a node wrote; the prompts expected next are then known further."""
         opened = span.opened
-        spot = _spot(opened)
+        spot = _spot(span)
         if not finished:
             self._outlook.node_cut(span.root_id, spot)
             return
@@ -195,7 +195,13 @@ class PromptWatch:
         )
 
 
-def _spot(opened: Opened) -> Spot:
+def _spot(span: OpenSpan) -> Spot:
+    if span.spot is None:
+        span.spot = _spot_of(span.opened)
+    return span.spot
+
+
+def _spot_of(opened: Opened) -> Spot:
     around = parent_namespace(opened.checkpoint_ns)
     return Spot(
         opened.checkpoint_ns,

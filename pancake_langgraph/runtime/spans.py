@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pancake_langgraph._types import SpanId, Usage
 from pancake_langgraph.ledger import Event, MarkKind, SpanEnded, SpanKind, SpanMarked, SpanStarted
+from pancake_langgraph.prompts.outlook import Spot
 from pancake_langgraph.runtime.signals import Closed, FirstPiece, Measured, Opened, ToolNamed
 
 _MAX_OPEN_SPANS = 65_536
@@ -16,12 +17,13 @@ _MAX_OPEN_SPANS = 65_536
 
 @dataclass(slots=True)
 class OpenSpan:
-    """A span that has not ended.  `root_id` is the run at the top of its chain."""
+    """A span that has not ended.  `root_id` is the run at the top of its chain, `spot` where a node's runs."""
 
     opened: Opened
     root_id: UUID
     span_id: SpanId
     usage: Usage | None = None
+    spot: Spot | None = None
 
 
 class SpanBook:

@@ -161,7 +161,7 @@ class Watcher:
                 for expectation in already:
                     self._prompts.refresh(expectation, around, span.opened.graph_id)
             return
-        if any(call.place.node == node for call in self._calls_of(thread_id)):
+        if self._calls_at(thread_id, node):
             return
         prediction = self._prompts.predict(candidate, thread_id, around, span)
         if prediction is None:
@@ -384,8 +384,10 @@ class Watcher:
         for old in self._state.expectations.add(expectation):
             self._actor.drop(old, "replaced")
 
-    def _calls_of(self, thread_id: ThreadId) -> list[Call]:
-        return [call for call in self._state.calls.values() if call.place.thread_id == thread_id]
+    def _calls_at(self, thread_id: ThreadId, node: str) -> bool:
+        """Whether a call of `node` is under way in a thread."""
+        places = (call.place for call in self._state.calls.values())
+        return any(place.node == node and place.thread_id == thread_id for place in places)
 
 
 def judge(call: Call) -> tuple[Outcome, str]:
