@@ -1,8 +1,11 @@
-"""What the hooks tell the runtime: frozen records, stamped where they happened."""
+"""What the hooks tell the runtime: frozen records, stamped where they happened.
+
+They are made in the user's thread, in each callback; named tuples are made in a third of a frozen dataclass's time.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
@@ -12,8 +15,7 @@ from pancake_langgraph.ledger import SpanKind, SpanStatus
 from pancake_langgraph.prompts.fields import Fields
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A run, node, call or tool began.
 
     `checkpoint_ns` keeps its task ids; `fields` is the input of a node or run, by reference, `is_pushed` says that a
@@ -41,8 +43,7 @@ class Opened:
     is_resumed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+class Requested(NamedTuple):
     """A model call's exact request is known and about to be sent."""
 
     at_s: float
@@ -52,8 +53,7 @@ class Requested:
     max_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPiece:
+class FirstPiece(NamedTuple):
     """The first piece of an answer arrived; the ids are what the engine read, where it tells."""
 
     at_s: float
@@ -61,8 +61,7 @@ class FirstPiece:
     prompt_token_ids: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ToolNamed:
+class ToolNamed(NamedTuple):
     """A streamed answer named its first tool."""
 
     at_s: float
@@ -70,8 +69,7 @@ class ToolNamed:
     tool_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class FieldWritten:
+class FieldWritten(NamedTuple):
     """A streamed answer has completely written one field: of a call of `tool`, or of itself where that is empty."""
 
     at_s: float
@@ -81,8 +79,7 @@ class FieldWritten:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(NamedTuple):
     """The code that runs after a node, or the node itself, chose where to go; `run_id` is the node's.
 
     `names` may be labels of a path map, and may be no names of nodes at all.
@@ -93,16 +90,14 @@ class Decided:
     names: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
+class Interrupted(NamedTuple):
     """A graph stopped at an interrupt, static or not; `run_id` is the graph's own run."""
 
     at_s: float
     run_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """The wire answer ended; `usage` is `None` when the server gave none or the answer was cut."""
 
     at_s: float
@@ -110,8 +105,7 @@ class Measured:
     usage: Usage | None
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(NamedTuple):
     """A run, node, call or tool ended.  `answer` is a finished call's message, `updates` what a node writes."""
 
     at_s: float
@@ -121,8 +115,7 @@ class Closed:
     updates: tuple[Fields, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(NamedTuple):
     """A saver stored what makes `nodes` run next, in the graph that runs under `checkpoint_ns`."""
 
     at_s: float
