@@ -195,3 +195,40 @@ def test_everything_followed_is_bounded() -> None:
     assert all(len(level.fields) <= 66 for level in outlook._levels.values())
     outlook.run_ended(f"r{number}")
     assert len(outlook._levels) == 3
+
+
+def test_asking_in_between_changes_no_later_answer() -> None:
+    inner = spot("inner", around="team:1", path="team", step=1)
+    first = spot("a", step=1)
+    events = [
+        lambda o: o.run_started("r", "thread r", {"messages": [HI]}, "g"),
+        lambda o: o.run_started("s", "thread s", {"messages": [HI]}, "g"),
+        lambda o: o.run_started("s", "thread t", {"messages": [HI], "plan": "z"}, "g"),
+        lambda o: o.node_started("r", first, {"messages": [HI], "plan": "x"}, "g"),
+        lambda o: o.node_started("s", first, {"messages": [HI], "plan": "x"}, "g"),
+        lambda o: o.node_ended("r", first, updates_of({"plan": "y"}), "g"),
+        lambda o: o.node_started("r", inner, {"messages": [HI]}, "g"),
+        lambda o: o.node_ended("s", first, updates_of({"messages": [YES]}), "g"),
+        lambda o: o.node_cut("r", inner),
+        lambda o: o.run_ended("s"),
+    ]
+    asked = Outlook(max_levels=8)
+    for done, event in enumerate(events, 1):
+        event(asked)
+        silent = Outlook(max_levels=8)
+        for earlier in events[:done]:
+            earlier(silent)
+        for run, around, target in (("r", "", "next"), ("s", "", "next"), ("r", "team:1", "team|next")):
+            for between in (0, 1):
+                found = known(asked, target, between=between, run=run, around=around)
+                assert found == known(silent, target, between=between, run=run, around=around)
+                assert asked.knows(run, around, target, graph_id="g") == bool(found.fields)
+
+
+def test_one_level_is_read_once_between_two_changes() -> None:
+    outlook = Outlook(max_levels=8)
+    outlook.node_started("r", spot("a"), {"messages": [HI]}, "g")
+    assert known(outlook, "next") is known(outlook, "other")
+    assert len(outlook._told) == 1
+    step(outlook, "b", {"messages": [HI]}, {"messages": [YES]})
+    assert len(outlook._told) == 0
