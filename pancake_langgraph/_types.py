@@ -1,6 +1,7 @@
 """Frozen values that cross layers.  This module imports nothing of ours.
 
 Units stand in the names: `_s` seconds, `_tokens`, `_bytes`, `_blocks`; `p_` is a probability in [0, 1].
+What is made or looked up several times in each model call is a named tuple, which costs a third of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 NodeId = NewType("NodeId", str)
 ThreadId = NewType("ThreadId", str)
@@ -22,8 +23,7 @@ WireObject = Mapping[str, Any]
 ROOT_NAMESPACE = ""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class AgentKey:
+class AgentKey(NamedTuple):
     """Names one agent: a node (or `create_agent` sub-graph) that calls a chat model with one system prompt.
 
     A node name alone is ambiguous: one node can call two prompts, and every sub-agent of some libraries runs under
@@ -71,8 +71,7 @@ class Usage:
     cached_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What one model call reads, in wire form: `messages` and `tools` in order, before templating."""
 
     messages: tuple[WireObject, ...]
@@ -97,8 +96,7 @@ class TokenPrefix:
         return len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One agent that may run next.
 
     `node` is the graph node (namespaced with `|` inside sub-graphs), `p_next` its calibrated probability,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pancake_langgraph._types import Candidate, NodeId
 from pancake_langgraph.forecast.lookahead import Exit
@@ -78,9 +78,9 @@ def lift_distant(
             best[candidate.node] = candidate
     kept = [c for c in found if c.steps <= horizon_steps and best.get(c.node) is not c]
     for node, need in distant.items():
-        known = best.get(node) or replace(_none(node), steps=need.steps)
+        known = best.get(node) or _none(node)._replace(steps=need.steps)
         p_next = max(known.p_next, (known.p_next * seen + NEED_STRENGTH) / (seen + NEED_STRENGTH))
-        kept.append(replace(known, p_next=min(1.0, p_next), reason=reason_of_need(after)))
+        kept.append(known._replace(p_next=min(1.0, p_next), reason=reason_of_need(after)))
     return tuple(sorted(kept, key=lambda c: (-c.p_next, c.steps, c.node)))
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from langchain_core.messages import BaseMessage
+
 from pancake_langgraph._types import AgentKey, Prompt, ThreadId, WireObject
 from pancake_langgraph.prompts.declared import DeclaredPrompt
-from pancake_langgraph.prompts.fields import WireMemo, sends_reasoning, without_reasoning
+from pancake_langgraph.prompts.fields import NO_FORM, WireMemo, sends_reasoning, without_reasoning
 from pancake_langgraph.prompts.identity import agent_key, begins_with, leading_system_messages, same_message
 from pancake_langgraph.prompts.learner import ShapeLearner
 from pancake_langgraph.prompts.parts import Known, Rendering, render
@@ -190,6 +192,16 @@ class PromptBook:
     def may_call(self, namespace: str, *, graph_id: str = "") -> bool:
         """Whether anything is known of calls at `namespace`; else `predict` returns `NEVER_CALLED`, at any state."""
         return namespace in self._nodes or (graph_id, namespace) in self._declared
+
+    def wire(self, message: BaseMessage) -> WireObject | None:
+        """Return a message in wire form, with the reasoning that it carries; `None` where it has none."""
+        (form,) = self._memo.wire((message,))
+        return None if form is NO_FORM else form
+
+    def forget_messages(self, lists: Iterable[Sequence[object]]) -> None:
+        """Let go of the messages of a run that has ended: a checkpoint gives the next run others."""
+        for messages in lists:
+            self._memo.forget(messages)
 
     def shape(self, agent: AgentKey) -> PromptShape | None:
         """Return the trusted shape of an agent's prompt, if there is one."""

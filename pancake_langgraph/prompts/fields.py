@@ -100,6 +100,13 @@ class WireMemo:
         forms = [self._one(message) for message in messages[:MAX_MESSAGES]]
         return (*forms, NO_FORM) if len(messages) > MAX_MESSAGES else tuple(forms)
 
+    def forget(self, messages: Sequence[object]) -> None:
+        """Let go of messages that will hardly be asked for again as the same objects."""
+        for message in messages[:MAX_MESSAGES]:
+            known = self._known.get(id(message))
+            if known is not None and known[0] is message:
+                del self._known[id(message)]
+
     def _one(self, message: object) -> WireObject:
         if not isinstance(message, BaseMessage):
             return NO_FORM

@@ -78,7 +78,8 @@ class Level:
     """The state of one run of a graph, as far as it was seen (`is_blind`: not at all).
 
     `running` are its open nodes by namespace, with their names and orders; `unsure` are fields that could not be
-    followed, `written` this step's writes, `input_fields` those of the run's input until a node has read them.
+    followed, `written` this step's writes, `input_fields` those of the run's input until a node has read them, and
+    `given` the messages made of that input.
     """
 
     path: str
@@ -90,6 +91,7 @@ class Level:
     written: dict[str, Writes] = field(default_factory=dict)
     checks: list[tuple[str, object, object]] = field(default_factory=list)
     input_fields: tuple[str, ...] = ()
+    given: list[Sequence[object]] = field(default_factory=list)
 
 
 def updates_of(outputs: object) -> tuple[Mapping[str, Any], ...]:
@@ -142,6 +144,7 @@ class Outlook:
         for name, value in islice(fields.items(), MAX_FIELDS):
             self._write(graph_id, level, Habit(), name, value, "")
         level.input_fields = tuple(level.fields)
+        level.given = _lists_of(level)
         level.is_blind = not self._trust(graph_id).holds
 
     def node_started(self, run: Hashable, spot: Spot, fields: Fields | None, graph_id: str) -> None:
@@ -190,11 +193,11 @@ class Outlook:
         self._told.clear()
         self._level(run, spot).running.pop(spot.namespace, None)
 
-    def run_ended(self, run: Hashable) -> None:
-        """Forget a run."""
+    def run_ended(self, run: Hashable) -> list[Sequence[object]]:
+        """Forget a run; return the lists of messages that its state had at first and at last."""
         self._told.clear()
-        for key in [key for key in self._levels if key[0] == run]:
-            del self._levels[key]
+        gone = [self._levels.pop(key) for key in [key for key in self._levels if key[0] == run]]
+        return [messages for level in gone for messages in (*level.given, *_lists_of(level))]
 
     def known(self, run: Hashable, around: str, target: str, *, num_between: int, graph_id: str) -> Known:
         """Return what is known of the state that node `target` will read.
@@ -340,6 +343,10 @@ class Spot:
     is_pushed: bool = False
     step: int = 0
     order: str = ""
+
+
+def _lists_of(level: Level) -> list[Sequence[object]]:
+    return [value for value in level.fields.values() if is_messages(value)]
 
 
 def _begins(value: object, head: object) -> bool:

@@ -174,7 +174,8 @@ class ExpectationTable:
 
     def at(self, place: Place) -> tuple[Expectation, ...]:
         """Return what is expected at `place`, oldest first."""
-        return tuple(self._at.get(place, ()))
+        here = self._at.get(place)
+        return () if here is None else tuple(here)
 
     def move(self, expectation: Expectation, place: Place) -> None:
         """Let an expected call have its exact place, which was not known before."""

@@ -11,12 +11,11 @@ from langchain_core.messages import AIMessage
 from pancake_langgraph._types import ActionKind, AgentKey, Candidate, Prompt, ThreadId
 from pancake_langgraph.prompts import Prediction, Unknown, begins_with, strip_task_ids
 from pancake_langgraph.prompts.book import NEVER_CALLED
-from pancake_langgraph.prompts.fields import sends_reasoning, with_reasoning
+from pancake_langgraph.prompts.fields import sends_reasoning, without_reasoning
 from pancake_langgraph.prompts.identity import parent_namespace
 from pancake_langgraph.prompts.outlook import Outlook, Spot
 from pancake_langgraph.prompts.parts import Known
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
-from pancake_langgraph.prompts.wire_form import wire_form
 from pancake_langgraph.runtime.expectations import ANYWHERE, Cause, Expectation
 from pancake_langgraph.runtime.signals import Closed, Opened, Requested
 from pancake_langgraph.runtime.spans import OpenSpan
@@ -82,7 +81,7 @@ class PromptWatch:
         """Forget a run's state."""
         for key in [key for key in self._waiting if key[0] == root_id]:
             del self._waiting[key]
-        self._outlook.run_ended(root_id)
+        self._state.book.forget_messages(self._outlook.run_ended(root_id))
 
     def learn(self, agent: AgentKey, thread_id: ThreadId, signal: Requested, opened: Opened, claim: object) -> None:
         """Learn from a real call; `claim` is what was expected of it."""
@@ -168,10 +167,11 @@ class PromptWatch:
 
         `None` when the answer has no wire form.
         """
-        wire = wire_form([answer])
-        if wire is None:
+        form = self._state.book.wire(answer)
+        if form is None:
             return None
-        form = with_reasoning(wire[0], answer) if sends_reasoning(call.prompt.messages) else wire[0]
+        if not sends_reasoning(call.prompt.messages):
+            (form,) = without_reasoning((form,))
         full = Prompt((*call.prompt.messages, form), call.prompt.tools)
         return *self._state.book.resumed(call.agent, call.prompt, form), full
 

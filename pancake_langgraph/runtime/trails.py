@@ -183,14 +183,9 @@ class Trails:
         return None if trail is None or task is None or task.leaf is None else (trail, task.leaf)
 
     def _situation(self, trail: Trail, leaf: Leaf) -> Situation:
-        return Situation(
-            leaf.node,
-            leaf.context,
-            trail.beside(leaf.node),
-            leaf.started_at_s,
-            leaf.tool or leaf.asked_tool,
-            leaf.evidence,
-        )
+        evidence = leaf.evidence
+        tool = leaf.tool or (leaf.asked_tool if evidence else None)
+        return Situation(leaf.node, leaf.context, trail.beside(leaf.node), leaf.started_at_s, tool, evidence)
 
     def _level(self, trail: Trail, around: str) -> Level:
         level = trail.levels.get(around)
