@@ -19,7 +19,7 @@ from pancake_langgraph.prompts import (
     strip_task_ids,
 )
 from pancake_langgraph.prompts.align import separator_in, shapes_of
-from pancake_langgraph.prompts.book import MAX_AGENTS_PER_NODE
+from pancake_langgraph.prompts.book import MAX_AGENTS_PER_NODE, NEVER_CALLED
 from pancake_langgraph.prompts.declared import DeclaredPrompt
 from pancake_langgraph.prompts.fields import MAX_FIELDS, WireMemo, fields_of, texts_in
 from pancake_langgraph.prompts.identity import canonical, parent_namespace
@@ -364,3 +364,25 @@ def test_the_cut_is_at_the_last_whole_block(tokens: int, block: int) -> None:
     edge = cut_at_block_edge(tokens, block)
     assert edge % block == 0
     assert edge <= tokens < edge + block
+
+
+def test_messages_of_an_ended_run_are_let_go_and_their_forms_stay_right() -> None:
+    memo = WireMemo()
+    mine, theirs = [HumanMessage("a"), HumanMessage("b")], [HumanMessage("c")]
+    before = memo.wire([*mine, *theirs])
+    memo.forget([*mine, HumanMessage("never seen"), "no message"])
+    assert len(memo) == 1
+    assert memo.wire([*mine, *theirs]) == before
+    assert len(memo) == 3
+
+
+def test_a_node_that_never_called_is_told_apart_from_one_that_may_call() -> None:
+    book = PromptBook(max_entries=8)
+    assert book.predict("writer", T1, exact(HUMAN)) is NEVER_CALLED
+    assert not book.may_call("writer")
+    book.observe(key(), T1, prompt(SYSTEM, HI), exact(HUMAN))
+    assert book.may_call("writer")
+    assert not book.may_call("other", graph_id="g")
+    book.declare("g", [DeclaredPrompt("other", Source.DECLARED, prompt=lambda s: "Be brief.")])
+    assert book.may_call("other", graph_id="g")
+    assert not book.may_call("other", graph_id="h")
