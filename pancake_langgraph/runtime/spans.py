@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from pancake_langgraph._types import SpanId, Usage
@@ -21,9 +21,13 @@ class OpenSpan:
 
     opened: Opened
     root_id: UUID
-    span_id: SpanId
     usage: Usage | None = None
     spot: Spot | None = None
+    span_id: SpanId = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Write the id out once: it stands in every event of the span and of those inside."""
+        self.span_id = SpanId(str(self.opened.run_id))
 
 
 class SpanBook:
@@ -38,8 +42,7 @@ class SpanBook:
     def open(self, signal: Opened) -> OpenSpan:
         """Book a start; return the span."""
         parent = self._parent_of(signal)
-        span_id = SpanId(str(signal.run_id))
-        span = OpenSpan(signal, parent.root_id if parent else signal.run_id, span_id)
+        span = OpenSpan(signal, parent.root_id if parent else signal.run_id)
         self._open[signal.run_id] = span
         if len(self._open) > _MAX_OPEN_SPANS:
             self._open.popitem(last=False)
@@ -50,7 +53,7 @@ class SpanBook:
         self._record(
             SpanStarted(
                 at_s=signal.at_s,
-                span_id=span_id,
+                span_id=span.span_id,
                 kind=signal.kind,
                 name=signal.name,
                 thread_id=signal.thread_id or None,
