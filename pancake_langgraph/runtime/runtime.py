@@ -197,7 +197,7 @@ class Runtime:
     def prefix_report(self) -> PrefixReport:
         """Return per agent where its prompts did not extend the one before; no text of them.  Works after `close`."""
         if self._background.is_running:
-            self._background.run(self._is_idle()).result()  # what was posted before is taken in now
+            self._background.ask(self._is_idle).result()  # what was posted before is taken in now
         return self._state.lint.report()
 
     def expectations(self) -> tuple[ExpectedCall, ...]:
