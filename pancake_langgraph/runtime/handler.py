@@ -48,6 +48,8 @@ _PUSH = "__pregel_push"
 _SEND_PATH = 3
 _MAX_OPEN_RUNS = 65_536
 
+_T = TypeVar("_T")
+
 
 class RuntimeHandler(GraphCallbackHandler):
     """Posts signals.  Never raises into the graph."""
@@ -63,17 +65,20 @@ class RuntimeHandler(GraphCallbackHandler):
         wire_extras: Callable[[], Mapping[str, Any] | None],
         graph_id: str = "",
         runtime: object = None,
+        on_unreadable: Callable[[], None] = lambda: None,
     ) -> None:
         """Send signals to `post`; `wire_extras` gives what each request should ask for (or `None`).
 
         `graph_id` names the graph whose topology is known; empty for a handler that serves any graph;
-        `runtime` is kept so that the owner can be found again.
+        `runtime` is kept so that the owner can be found again; `on_unreadable` is called for each state that does not
+        let itself be read.
         """
         self._post = post
         self.graph_id = graph_id
         self.runtime = runtime
         self._clock = clock
         self._wire_extras = wire_extras
+        self._on_unreadable = on_unreadable
         self._open: OrderedDict[UUID, str | None] = OrderedDict()
         self._chains: OrderedDict[UUID, None] = OrderedDict()
         self._nodes: OrderedDict[UUID, str] = OrderedDict()
@@ -101,12 +106,12 @@ class RuntimeHandler(GraphCallbackHandler):
             self._chains.popitem(last=False)
         if is_outermost:  # the run that this handler was given for, alone or inside somebody else's chain
             is_resumed = inputs is None or isinstance(inputs, Command)
-            fields = None if is_resumed else _seen(fields_of, inputs)
+            fields = None if is_resumed else self._seen(fields_of, inputs)
             self._start(run_id, parent_run_id, SpanKind.RUN, name or "run", meta, fields=fields, is_resumed=is_resumed)
         elif any(tag.startswith(_NODE_TAG) for tag in tags or ()) or self._is_called(parent_run_id, meta):
             _remember(self._nodes, run_id, str(meta.get("langgraph_checkpoint_ns") or ""))
             node = str(meta.get("langgraph_node") or name)
-            self._start(run_id, parent_run_id, SpanKind.NODE, node, meta, fields=_seen(fields_of, inputs))
+            self._start(run_id, parent_run_id, SpanKind.NODE, node, meta, fields=self._seen(fields_of, inputs))
         elif parent_run_id is not None and parent_run_id in self._nodes:
             _remember(self._steps, run_id, parent_run_id)
 
@@ -116,7 +121,7 @@ class RuntimeHandler(GraphCallbackHandler):
         node_id = self._steps.pop(run_id, None) or (run_id if self._nodes.pop(run_id, None) is not None else None)
         if node_id is not None and (names := names_chosen(outputs)):
             self._post(Decided(self._clock.now_s(), node_id, names))
-        self._end(run_id, SpanStatus.OK, updates=_seen(updates_of, outputs) or ())
+        self._end(run_id, SpanStatus.OK, updates=self._seen(updates_of, outputs) or ())
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         """Report that a graph stopped and may go on later, which its end does not tell."""
@@ -257,6 +262,15 @@ class RuntimeHandler(GraphCallbackHandler):
             )
         )
 
+    def _seen(self, read: Callable[[object], _T], value: object) -> _T | None:
+        """Return what a read makes of the application's value; `None` when that value does not let itself be read."""
+        try:
+            return read(value)
+        except Exception as exc:  # noqa: BLE001 - a state of any kind may raise anything; a hint fails open; counted
+            self._on_unreadable()
+            logger.debug("a state could not be read: %s", type(exc).__name__)
+            return None
+
     def _is_called(self, parent_id: UUID | None, meta: Mapping[str, Any]) -> bool:
         """Whether a chain is a task of the functional API, called by the node that it runs inside."""
         around = self._nodes.get(parent_id) if parent_id is not None else None
@@ -285,7 +299,6 @@ def _is_call(path: Any) -> bool:
 
 
 _MISSING: Any = object()
-_T = TypeVar("_T")
 
 
 def _status_of(error: BaseException) -> SpanStatus:
@@ -302,15 +315,6 @@ def _order(path: Any) -> str:
     if len(parts) < 2 or not isinstance(parts[1], str | int):
         return ""
     return f"{parts[0]}, {parts[1]:010d}" if isinstance(parts[1], int) else f"{parts[0]}, {parts[1]}"
-
-
-def _seen(read: Callable[[object], _T], value: object) -> _T | None:
-    """Return what a read makes of the application's value; `None` when that value does not let itself be read."""
-    try:
-        return read(value)
-    except Exception as exc:  # noqa: BLE001 - a state of any kind may raise anything; a hint fails open
-        logger.debug("a state could not be read: %s", type(exc).__name__)
-        return None
 
 
 def _answer(response: LLMResult) -> AIMessage | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ class RuntimeStatistics:
 
     `calls` were seen since the start, `open_calls` are under way, `expected_calls` are expected now; `failed_signals`
     counts what could not be taken in or acted on (a bug: please report); `resolved` is what runs (`None` until the
-    engine was probed); `failed_forecast_files` counts stored forecasts that could not be read or written.
+    engine was probed); `failed_forecast_files` counts stored forecasts that could not be read or written, and
+    `unreadable_states` the times that a graph's state did not let itself be read (its prompts are not foretold then).
     """
 
     calls: int
@@ -61,6 +63,7 @@ class RuntimeStatistics:
     ledger: LedgerStatistics
     resolved: Resolved | None
     failed_forecast_files: int = 0
+    unreadable_states: int = 0
 
 
 class Runtime:
@@ -110,6 +113,8 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probing = asyncio.Lock()
         self._draining = False
+        self._unreadable_states = 0
+        self._lock = threading.Lock()
         self._heard: dict[int, Callable[[], None]] = {}
         self._closed = False
 
@@ -118,7 +123,12 @@ class Runtime:
     def handler(self, *, graph_id: str = "") -> RuntimeHandler:
         """Return a callback handler that reports to this runtime."""
         return RuntimeHandler(
-            self.post, clock=self._clock, wire_extras=self.wire_extras, graph_id=graph_id, runtime=self
+            self.post,
+            clock=self._clock,
+            wire_extras=self.wire_extras,
+            graph_id=graph_id,
+            runtime=self,
+            on_unreadable=self._count_unreadable,
         )
 
     def learn_topology(self, topology: Topology, phases: GraphPhases | None = None) -> str:
@@ -192,6 +202,7 @@ class Runtime:
             ledger=self.ledger.statistics(),
             resolved=state.resolved,
             failed_forecast_files=self._knowledge.failures if self._knowledge else 0,
+            unreadable_states=self._unreadable_states,
         )
 
     def prefix_report(self) -> PrefixReport:
@@ -252,6 +263,10 @@ class Runtime:
         """Return what each request should ask the engine for, or `None`."""
         resolved = self._state.resolved
         return {"return_token_ids": True} if resolved is not None and resolved.ask_token_ids else None
+
+    def _count_unreadable(self) -> None:
+        with self._lock:  # handlers run in any thread
+            self._unreadable_states += 1
 
     def _saved(self, stored: Stored) -> None:
         if stored.next_nodes:

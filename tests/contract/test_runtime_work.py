@@ -241,3 +241,20 @@ def a_call(expectation: Any, *, token_ids: tuple[int, ...] | None) -> Any:
         num_prompt_tokens=102,
         token_ids=token_ids,
     )
+
+
+async def test_a_state_that_does_not_let_itself_be_read_is_counted_and_harms_nothing(bed: Bed) -> None:
+    def unreadable(value: object) -> Any:
+        raise RuntimeError(type(value).__name__)
+
+    async def pause() -> None:
+        await asyncio.sleep(0)
+
+    graph = attach(tool_loop(bed, pause), runtime=bed.runtime)
+    handler = graph.config["callbacks"][0]
+    before = bed.runtime.statistics().unreadable_states
+    assert handler._seen(unreadable, {"messages": []}) is None
+    assert bed.runtime.statistics().unreadable_states == before + 1
+    await run(graph)
+    assert await asyncio.to_thread(bed.runtime.wait_idle)
+    assert bed.runtime.statistics().failed_signals == 0
