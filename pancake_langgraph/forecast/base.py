@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pancake_langgraph._types import Candidate
 from pancake_langgraph.forecast.declared import Declared
@@ -12,8 +11,7 @@ from pancake_langgraph.forecast.evidence import Clue
 from pancake_langgraph.topology.graph import Topology
 
 
-@dataclass(frozen=True, slots=True)
-class Quantiles:
+class Quantiles(NamedTuple):
     """Durations seen lately, in seconds; `num_samples` is how many were measured (0 = declared only)."""
 
     p10_s: float

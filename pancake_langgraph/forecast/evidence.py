@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pancake_langgraph.forecast.counts import CountTable, smooth
 
@@ -25,8 +25,7 @@ _TRUSTED = 0.1
 Field = tuple[str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Clue:
+class Clue(NamedTuple):
     """A value that a model has written completely: argument `field` of a call of `tool`.
 
     `tool` is empty for a field of an answer that is a JSON object itself; `field` and `value` are empty for the bare

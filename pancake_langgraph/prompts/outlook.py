@@ -295,10 +295,10 @@ class Outlook:
             level.unsure.add(name)
             level.fields[name] = step.before
             return
+        value, grew = _reduced(step.before, written, reducer)
         if reducer is not Reducer.REPLACE:
-            grew = _reduced(step.before, written, reducer)[1]
             (habit.rewrites.discard if grew else habit.rewrites.add)(name)
-        level.fields[name] = step.value(reducer)
+        level.fields[name] = value if len(step.writes) == 1 else step.value(reducer)
 
     def _early_writes(self, graph_id: str, level: Level) -> Mapping[str, Any]:
         """Return the written fields without those writes that a node under way may come before."""
