@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pancake_langgraph._types import WireObject
 from pancake_langgraph.prompts.align import shapes_of
@@ -24,8 +24,7 @@ _PATIENCE = 8
 _MAX_PAUSE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One possible shape: how many calls in a row confirmed it, in which thread last, what share of it they had."""
 
     shape: PromptShape
@@ -111,8 +110,7 @@ def _best_of(readings: Sequence[Reading]) -> Reading | None:
     return max(trusted, key=lambda reading: reading.share, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """One real call and the state that its node had read."""
 
     messages: Sequence[WireObject]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pancake_langgraph._types import WireObject
 from pancake_langgraph.prompts.fields import Fields, Hole, WireMemo, text_of
@@ -47,8 +48,7 @@ def is_literal(part: Part) -> bool:
     return isinstance(part, Fixed) and part.message.get("role") not in SYSTEM_ROLES
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """How far a rendering agrees with a real prompt: whole messages, then characters of the next one.
 
     `is_whole` says that the whole rendering is a beginning of the prompt; `share` is the agreeing part of the prompt.

@@ -144,7 +144,8 @@ class Watcher:
         same_level = parent_namespace(node) == strip_task_ids(around)
         place = Place(thread_id, around if same_level else ANYWHERE, node)
         known, origin = self._state.expectations, span.opened.checkpoint_ns
-        if already := (*known.at(place), *known.at(Place(thread_id, ANYWHERE, node))):
+        elsewhere = known.at(Place(thread_id, ANYWHERE, node)) if same_level else ()
+        if already := (*known.at(place), *elsewhere):
             for expectation in already:
                 is_known_better = expectation.num_between >= candidate.steps or expectation.origin == origin != ""
                 expectation.p_next = candidate.p_next if is_known_better else max(expectation.p_next, candidate.p_next)
