@@ -6,8 +6,8 @@ which is the order of `at_s` per thread of execution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from pancake_langgraph._types import ActionId, ActionKind, Outcome, SpanId, ThreadId
 
@@ -45,8 +45,7 @@ class ActionState(StrEnum):
     SETTLED = "settled"
 
 
-@dataclass(frozen=True, slots=True)
-class SpanStarted:
+class SpanStarted(NamedTuple):
     """A span began.  `parent_id` is `None` for a run; `name` is a node, agent or tool name."""
 
     at_s: float
@@ -57,8 +56,7 @@ class SpanStarted:
     parent_id: SpanId | None
 
 
-@dataclass(frozen=True, slots=True)
-class SpanMarked:
+class SpanMarked(NamedTuple):
     """Something worth a mark happened inside a span; `value` is a tool name or empty."""
 
     at_s: float
@@ -67,8 +65,7 @@ class SpanMarked:
     value: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SpanEnded:
+class SpanEnded(NamedTuple):
     """A span ended.  Token counts are `None` where the server did not report them."""
 
     at_s: float
@@ -79,8 +76,7 @@ class SpanEnded:
     completion_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ActionRecorded:
+class ActionRecorded(NamedTuple):
     """An action changed state.
 
     `num_tokens` is the length of the prefix acted on, `computed_tokens` how many of them the engine had to compute
@@ -99,8 +95,7 @@ class ActionRecorded:
     outcome: Outcome | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerChanged:
+class BreakerChanged(NamedTuple):
     """A circuit breaker opened (`is_open`) or closed again.  `part` names what it guards: `engine` or `tier`."""
 
     at_s: float
