@@ -90,7 +90,7 @@ class Watcher:
         around = parent_namespace(signal.checkpoint_ns)
         situation = self._trails.node_started(signal, span.root_id)
         if not signal.is_pushed:  # other nodes may be sent inputs beside it
-            self._drop_dead_branches(node, around, span)
+            self._drop_dead_branches(node, around, span, situation.context[-1:])
         self._prompts.node_started(signal, span)
         self._forecast(situation, _graph_id(signal), _thread_of(signal, span), around, span)
 
@@ -121,13 +121,14 @@ class Watcher:
             if is_own or is_past:
                 self._actor.drop(expectation, "what has happened since speaks against it")
 
-    def _drop_dead_branches(self, node: NodeId, around: str, span: OpenSpan) -> None:
-        """The graph took one way: what was expected of the others is not coming."""
+    def _drop_dead_branches(self, node: NodeId, around: str, span: OpenSpan, before: tuple[NodeId, ...]) -> None:
+        """The execution `before` this one took one way: what it might have led to instead is not coming."""
         for expectation in self._state.expectations:
             place = expectation.place
             if not expectation.is_branch or expectation.run_id != span.root_id or place.around != around:
                 continue
-            if place.node != node and not place.node.startswith(f"{node}|"):
+            origin = strip_task_ids(expectation.origin) or START
+            if origin in before and place.node != node and not place.node.startswith(f"{node}|"):
                 self._actor.drop(expectation, "another branch was taken")
 
     def _expect_successor(
@@ -147,8 +148,9 @@ class Watcher:
         elsewhere = known.at(Place(thread_id, ANYWHERE, node)) if same_level else ()
         if already := (*known.at(place), *elsewhere):
             for expectation in already:
-                is_known_better = expectation.num_between >= candidate.steps or expectation.origin == origin != ""
-                expectation.p_next = candidate.p_next if is_known_better else max(expectation.p_next, candidate.p_next)
+                if expectation.num_between >= candidate.steps or expectation.origin == origin:  # from nearer, or anew
+                    expectation.p_next, expectation.origin = candidate.p_next, origin
+                expectation.p_next = max(expectation.p_next, candidate.p_next)
                 if expectation.eta_at_s is None and candidate.eta_s is not None:
                     expectation.eta_at_s = (since_s or self._state.clock.now_s()) + candidate.eta_s
                 was_far = expectation.num_between > 0 and candidate.steps == 1  # only now it is one of the next
