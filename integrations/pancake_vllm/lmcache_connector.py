@@ -111,6 +111,7 @@ class FailOpenLMCacheConnector(LMCacheMPConnector):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Take in that a request got its blocks; with `num_external_tokens` a load into them begins."""
+        self._aborted.pop(request.request_id, None)  # a caller may use an id again
         if num_external_tokens > 0:
             self._loading.add(request.request_id)
         super().update_state_after_alloc(request, blocks, num_external_tokens)

@@ -21,6 +21,8 @@ from enum import StrEnum
 
 #: A context is touched when this share of the slack has been used up since its last use.
 TOUCH_AT_SLACK_RATIO = 0.5
+#: The reason to leave a context alone whose call is about to come.
+COMES_FIRST = "its call will have come before that is done"
 
 
 class HoldVerb(StrEnum):
@@ -101,7 +103,7 @@ def comes_first(eta_s: float | None, action_s: float | None) -> bool:
 def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int) -> HoldDecision:
     missing_tokens = context.num_tokens - context.resident_tokens
     if comes_first(context.eta_s, context.action_s):
-        return HoldDecision(context.key, HoldVerb.LEAVE, "its call will have come before that is done")
+        return HoldDecision(context.key, HoldVerb.LEAVE, COMES_FIRST)
     if missing_tokens >= block_size_tokens:
         return HoldDecision(context.key, HoldVerb.RESTORE, f"{missing_tokens} tokens not in the pool")
     if context.turnover_tokens >= TOUCH_AT_SLACK_RATIO * slack_tokens:

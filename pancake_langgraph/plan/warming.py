@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pancake_langgraph.plan.holding import comes_first
+from pancake_langgraph.plan.holding import COMES_FIRST, comes_first
+
+#: The reason to refuse a warm-up whose call is about to come.
+TOO_LATE = f"too late: {COMES_FIRST}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def plan_warm(
     if inputs.resident_tokens is not None and missing_tokens < block_size_tokens:
         return WarmVerdict(submit=False, reason="already resident")
     if comes_first(inputs.eta_s, inputs.action_s):
-        return WarmVerdict(submit=False, reason="too late: its call will have come before that is done")
+        return WarmVerdict(submit=False, reason=TOO_LATE)
     if inputs.pool_tokens is not None:
         free_tokens = int(inputs.pool_tokens * (1.0 - reserve_ratio)) - inputs.busy_tokens
         if inputs.num_tokens > free_tokens:

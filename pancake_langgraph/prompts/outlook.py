@@ -134,10 +134,14 @@ class Outlook:
         return known + len(self._opens) + len(self._threads)
 
     def run_started(self, run: Hashable, thread_id: str, fields: Fields | None, graph_id: str) -> None:
-        """Take in the input of a run; in a thread that is new it is all that the first node reads."""
+        """Take in the input of a run; in a thread that is new it is all that the first node reads.
+
+        A run without a thread (an empty `thread_id`) has no past.
+        """
         is_new = thread_id not in self._threads
         self._told.clear()
-        _put(self._threads, thread_id, None, MAX_HABITS)
+        if thread_id:
+            _put(self._threads, thread_id, None, MAX_HABITS)
         level = self._level(run, Spot("", "", "", ""))
         if fields is None or not is_new:
             return

@@ -9,6 +9,8 @@ from pancake_langgraph.forecast.quantiles import Durations
 
 #: Requests of one kind from which their duration is believed.
 MIN_SAMPLES: Final = 3
+#: Without a newer request for this long, what was measured counts no more: engines get faster and slower.
+MAX_AGE_S: Final = 60.0
 _WINDOW: Final = 32
 
 
@@ -30,15 +32,20 @@ class ActionTimes:
     def __init__(self) -> None:
         """Start without knowledge."""
         self._durations = Durations(max_keys=len(Work), window=_WINDOW)
+        self._newest_at_s: dict[Work, float] = {}
 
-    def note(self, work: Work, *, num_tokens: int, elapsed_s: float) -> None:
+    def note(self, work: Work, *, num_tokens: int, elapsed_s: float, now_s: float) -> None:
         """Take in that a request was done; `num_tokens` is what it had to bring."""
         self._durations.add(work, elapsed_s / _scale(work, num_tokens))
+        self._newest_at_s[work] = now_s
 
-    def expected_s(self, work: Work, *, num_tokens: int) -> float | None:
-        """Return how long a request will take; `None` before enough were seen."""
+    def expected_s(self, work: Work, *, num_tokens: int, now_s: float) -> float | None:
+        """Return how long a request will take; `None` where too few were seen, or none of late.
+
+        Whoever refuses work because it takes too long gets no newer figure: so the last one is not believed for ever.
+        """
         found = self._durations.quantiles(work)
-        if found is None or found.num_samples < MIN_SAMPLES:
+        if found is None or found.num_samples < MIN_SAMPLES or now_s - self._newest_at_s[work] > MAX_AGE_S:
             return None
         return found.p50_s * _scale(work, num_tokens)
 

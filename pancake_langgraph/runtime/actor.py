@@ -13,7 +13,7 @@ from pancake_langgraph._errors import EngineError, EngineRejected, TierError
 from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
 from pancake_langgraph.engines.base import Engine, Residency
 from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
-from pancake_langgraph.plan import HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
+from pancake_langgraph.plan import COMES_FIRST, TOO_LATE, HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
 from pancake_langgraph.prompts.prediction import with_other_ends
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.runtime.action_times import ActionTimes, Work
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 COALESCE_S = 0.01
 #: A pause expected to be shorter than this is not worth a request.
 MIN_PAUSE_S = 0.2
+#: The one refusal that time alone may undo.
+_TOO_LATE_KEY = f"{ActionKind.WARM}:{TOO_LATE.split(':', 1)[0]}"
 
 
 class Actor:
@@ -40,6 +42,7 @@ class Actor:
         self._tier = tier
         self._wake = asyncio.Event()
         self._times = ActionTimes()
+        self._alarm: asyncio.TimerHandle | None = None
         self._inflight = 0
         self._evaluating = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,6 +58,8 @@ class Actor:
 
     async def stop(self) -> None:
         """Cancel every request under way, also those whose call has come, and wait for their ends."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         for task in self._tasks:
             task.cancel("runtime closed")
         if self._tasks:
@@ -145,11 +150,14 @@ class Actor:
                 self._warm(expectation, residency, held_tokens=sum(e.edge_tokens for e, _ in held))
 
     def _is_in_use(self, expectation: Expectation, residency: Residency) -> bool:
-        """Whether a running call reads all of it: it needs no room of its own, and nothing can push it out now."""
-        in_use = any(call.reads(expectation) for call in self._state.running)
-        if in_use and residency.known:
+        """Whether a call under way reads all of it: then it needs no room of its own, and no work.
+
+        Once that call answers, its blocks are in use, so that nothing pushes them out.
+        """
+        readers = [call for call in self._state.running if call.reads(expectation)]
+        if residency.known and any(call.began for call in readers):
             expectation.used_at_allocated_tokens = residency.allocated_tokens
-        return in_use
+        return bool(readers)
 
     def _is_held(self, expectation: Expectation, residency: Residency) -> bool:
         missing_tokens = expectation.edge_tokens - residency.resident_tokens
@@ -196,14 +204,27 @@ class Actor:
                 self._submit(expectation, ActionKind.WARM, decision.reason, missing_tokens=missing)
             elif decision.verb is HoldVerb.REFUSE:
                 self._refuse(expectation, ActionKind.HOLD, decision.reason)
+            elif decision.reason == COMES_FIRST:
+                self._look_again_at(expectation)
 
     def _eta_s(self, expectation: Expectation) -> float | None:
         if expectation.eta_at_s is None:
             return None
         return max(expectation.eta_at_s - self._state.clock.now_s(), 0.0)
 
+    def _look_again_at(self, expectation: Expectation) -> None:
+        """Evaluate once more when a call that was to come any moment is overdue: it may stay away for long."""
+        eta_s = self._eta_s(expectation)
+        if eta_s is not None and self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_later(eta_s + COALESCE_S, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.poke()
+
     def _action_s(self, expectation: Expectation, missing_tokens: int) -> float | None:
-        return self._times.expected_s(self._work(expectation, missing_tokens), num_tokens=missing_tokens)
+        work, now_s = self._work(expectation, missing_tokens), self._state.clock.now_s()
+        return self._times.expected_s(work, num_tokens=missing_tokens, now_s=now_s)
 
     def _work(self, expectation: Expectation, missing_tokens: int) -> Work:
         if missing_tokens <= 0:
@@ -217,7 +238,7 @@ class Actor:
         if expectation.cause is Cause.RESUME and not residency.known:
             self._refuse(expectation, ActionKind.HOLD, "residency unknown: the engine gives no KV events")
             return
-        if not residency.known and (expectation.handles or expectation.refused):
+        if not residency.known and (expectation.handles or expectation.refused - {_TOO_LATE_KEY}):
             return  # warmed or refused once; without events nothing new can be known
         verdict = plan_warm(
             WarmInputs(
@@ -239,6 +260,8 @@ class Actor:
         )
         if not verdict.submit:
             self._refuse(expectation, ActionKind.WARM, verdict.reason)
+            if verdict.reason == TOO_LATE:
+                self._look_again_at(expectation)
             return
         missing = expectation.edge_tokens - residency.resident_tokens
         self._submit(expectation, ActionKind.WARM, verdict.reason, missing_tokens=missing)
@@ -330,7 +353,8 @@ class Actor:
             report = await asyncio.wait_for(
                 self._engine.warm(prefix, priority=priority), timeout=state.settings.warm_deadline_s
             )
-            self._times.note(work, num_tokens=missing_tokens, elapsed_s=state.clock.now_s() - started_at_s)
+            now_s = state.clock.now_s()
+            self._times.note(work, num_tokens=missing_tokens, elapsed_s=now_s - started_at_s, now_s=now_s)
             if report.cached_tokens is not None:
                 handle.computed_tokens = report.prompt_tokens - report.cached_tokens
             residency = await self._engine.residency(prefix)

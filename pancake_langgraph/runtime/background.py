@@ -104,9 +104,14 @@ class BackgroundLoop:
                 return None
             if self._loop is None:
                 self._pid = os.getpid()
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_serve, args=(loop,), name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads: nothing is begun, the next caller tries again
+                    loop.close()
+                    raise
+                self._loop, self._thread = loop, thread
             return self._loop
 
 
@@ -131,7 +136,11 @@ class Mailbox(Generic[_Item]):
         self._items.append(item)
         if not self._woken:
             self._woken = True
-            self._background.call(self.drain)
+            try:
+                self._background.call(self.drain)
+            except RuntimeError:  # the thread cannot be started: items are hints, and are not piled up
+                self._items.clear()
+                self._woken = False
 
     def drain(self) -> None:
         """Take in what was put so far.  On the loop only.

@@ -49,7 +49,8 @@ class Expectation:
     `is_branch` that it is one of several ways the graph may take next.  `source` says where a predicted prompt comes
     from, `stop` why it ends where it ends, `is_cut` that it ends inside a message; `num_between` nodes that had not
     started run before the call.  `full_prompt` is what agent `came_from` would read that comes back and keeps its
-    history.  `origin` is the namespace of the execution that an expected successor was foretold from.
+    history.  `origin` is the namespace of the execution that an expected successor was foretold from, `is_choice` says
+    that this one leads one way only.
     """
 
     place: Place
@@ -81,6 +82,7 @@ class Expectation:
     full_prompt: Prompt | None = None
     came_from: AgentKey | None = None
     origin: str = ""
+    is_choice: bool = False
 
     @property
     def busy(self) -> bool:

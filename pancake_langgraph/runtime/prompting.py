@@ -50,7 +50,7 @@ class PromptWatch:
     def run_started(self, opened: Opened) -> None:
         """Take in the input of a run."""
         fields = None if opened.is_resumed else opened.fields
-        self._outlook.run_started(opened.run_id, opened.thread_id or str(opened.run_id), fields, opened.graph_id)
+        self._outlook.run_started(opened.run_id, opened.thread_id, fields, opened.graph_id)
 
     def node_started(self, opened: Opened, span: OpenSpan) -> None:
         """Take in the state that a node reads."""

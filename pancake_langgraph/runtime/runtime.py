@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pancake_langgraph._clock import Clock, MonotonicClock
-from pancake_langgraph._errors import PancakeError
+from pancake_langgraph._errors import PancakeError, RuntimeClosed
 from pancake_langgraph._types import Outcome, ThreadId
 from pancake_langgraph.config import EngineFacts, Resolved, RuntimeSettings, resolve
 from pancake_langgraph.engines.base import Capabilities, Engine, ReportsEvictions
@@ -208,7 +209,8 @@ class Runtime:
     def prefix_report(self) -> PrefixReport:
         """Return per agent where its prompts did not extend the one before; no text of them.  Works after `close`."""
         if self._background.is_running:
-            self._background.ask(self._is_idle).result()  # what was posted before is taken in now
+            with contextlib.suppress(RuntimeClosed, TimeoutError):  # closed meanwhile: the report is what was seen
+                self._background.ask(self._is_idle).result(_CLOSE_TIMEOUT_S)  # what was posted before is taken in now
         return self._state.lint.report()
 
     def expectations(self) -> tuple[ExpectedCall, ...]:

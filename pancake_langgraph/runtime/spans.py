@@ -17,12 +17,17 @@ _MAX_OPEN_SPANS = 65_536
 
 @dataclass(slots=True)
 class OpenSpan:
-    """A span that has not ended.  `root_id` is the run at the top of its chain, `spot` where a node's runs."""
+    """A span that has not ended.
+
+    `root_id` is the run at the top of its chain, `spot` where a node's runs; `is_choice` says that a node is expected
+    to lead to one of its successors only.
+    """
 
     opened: Opened
     root_id: UUID
     usage: Usage | None = None
     spot: Spot | None = None
+    is_choice: bool = False
     span_id: SpanId = field(init=False)
 
     def __post_init__(self) -> None:

@@ -39,6 +39,8 @@ from pancake_langgraph.topology import START
 
 #: A successor less probable than this is one branch of several.
 CERTAIN = 0.999
+#: Chances of the next nodes that add up to more mean that several of them come.
+MOST_FOR_A_CHOICE = 1.1
 
 
 class Watcher:
@@ -104,6 +106,7 @@ class Watcher:
             clues=situation.clues,
             running=situation.running,
         )
+        span.is_choice = sum(candidate.p_next for candidate in found if candidate.steps == 1) < MOST_FOR_A_CHOICE
         for candidate in found:
             self._expect_successor(candidate, thread_id, around, span, since_s=situation.started_at_s)
         self._drop_unlikely(found, span, situation.context[-1:])
@@ -117,7 +120,9 @@ class Watcher:
             if expectation.run_id != span.root_id or not expectation.origin or expectation.place.node in likely:
                 continue
             is_own = expectation.is_branch and expectation.origin == own
-            is_past = expectation.num_between > 0 and strip_task_ids(expectation.origin) in before
+            is_past = (
+                expectation.is_choice and expectation.num_between > 0 and strip_task_ids(expectation.origin) in before
+            )
             if is_own or is_past:
                 self._actor.drop(expectation, "what has happened since speaks against it")
 
@@ -148,13 +153,17 @@ class Watcher:
         elsewhere = known.at(Place(thread_id, ANYWHERE, node)) if same_level else ()
         if already := (*known.at(place), *elsewhere):
             for expectation in already:
-                if expectation.num_between >= candidate.steps or expectation.origin == origin:  # from nearer, or anew
+                is_own = expectation.cause is Cause.SUCCESSOR and expectation.run_id == span.root_id
+                if is_own and (expectation.num_between >= candidate.steps or expectation.origin == origin):
+                    # Foretold from nearer, or anew.
                     expectation.p_next, expectation.origin = candidate.p_next, origin
+                    expectation.is_choice = span.is_choice
                 expectation.p_next = max(expectation.p_next, candidate.p_next)
                 if expectation.eta_at_s is None and candidate.eta_s is not None:
                     expectation.eta_at_s = (since_s or self._state.clock.now_s()) + candidate.eta_s
                 was_far = expectation.num_between > 0 and candidate.steps == 1  # only now it is one of the next
-                expectation.is_branch = (expectation.is_branch or was_far) and candidate.p_next < CERTAIN
+                is_branch = (expectation.is_branch or was_far) and candidate.p_next < CERTAIN
+                expectation.is_branch = is_branch and span.is_choice
                 expectation.num_between = min(expectation.num_between, candidate.steps - 1)
                 if same_level:
                     known.move(expectation, place)
@@ -181,7 +190,8 @@ class Watcher:
                 p_next=candidate.p_next,
                 created_at_s=now_s,
                 eta_at_s=None if candidate.eta_s is None else (since_s or now_s) + candidate.eta_s,
-                is_branch=candidate.steps == 1 and candidate.p_next < CERTAIN,
+                is_branch=candidate.steps == 1 and candidate.p_next < CERTAIN and span.is_choice,
+                is_choice=span.is_choice,
                 source=prediction.source,
                 is_cut=prediction.is_cut,
                 stop=prediction.stop,

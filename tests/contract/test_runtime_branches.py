@@ -1,14 +1,18 @@
 """Branches that run beside each other: what one of them chooses says nothing about the other."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AnyMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
+from pancake_langgraph._types import Outcome
 from pancake_langgraph.chat_model import PancakeChatModel
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
+from pancake_langgraph.ledger import ActionRecorded
 from pancake_langgraph.runtime import Runtime, attach
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from pancake_langgraph.testing.fake_server import FakeEngineServer
@@ -20,6 +24,65 @@ class State(TypedDict):
     """What both branches read."""
 
     messages: Annotated[list[AnyMessage], add_messages]
+
+
+@contextmanager
+def opened() -> Iterator[tuple[Runtime, PancakeChatModel]]:
+    engine = FakeEngine(FakeEngineSettings(pool_blocks=200, max_model_len_tokens=1200, script=lambda _: "done"))
+    with (
+        FakeEngineServer(engine) as server,
+        Runtime(RuntimeSettings(engine="fake"), engine=BridgedEngine(server)) as runtime,
+    ):
+        yield runtime, PancakeChatModel(model="fake", base_url=server.base_url, max_tokens=8)
+        assert runtime.wait_idle()
+        assert runtime.statistics().failed_signals == 0
+
+
+def agents(builder: Any, model: PancakeChatModel, *names: str) -> None:
+    for name in names:
+
+        def work(state: State, name: str = name) -> dict[str, Any]:
+            system = SystemMessage(f"You are {name}. " + "Keep to the point. " * 12)
+            return {"messages": [model.invoke([system, *state["messages"][:1]])]}
+
+        builder.add_node(name, work)
+
+
+def given_up(runtime: Runtime) -> list[tuple[str, str]]:
+    return [
+        (event.agent, event.reason)
+        for event in runtime.ledger.events()
+        if isinstance(event, ActionRecorded) and event.outcome is Outcome.WASTED
+    ]
+
+
+def run(graph: Any, times: int, runtime: Runtime) -> None:
+    for number in range(times):
+        graph.invoke({"messages": [("user", f"job {number}")]}, {"configurable": {"thread_id": f"t{number}"}})
+        assert runtime.wait_idle()
+
+
+def test_the_start_of_one_branch_leaves_alone_what_the_other_leads_to() -> None:
+    with opened() as (runtime, model):
+        builder = StateGraph(State)
+        agents(builder, model, "P", "B", "C", "X", "Y")
+        for source, target in ((START, "P"), ("P", "B"), ("P", "C"), ("B", "X"), ("C", "Y"), ("X", END), ("Y", END)):
+            builder.add_edge(source, target)
+        run(attach(builder.compile(), runtime=runtime), 5, runtime)
+        assert not given_up(runtime)
+
+
+def test_a_router_that_sends_to_several_nodes_at_once_keeps_them_all() -> None:
+    with opened() as (runtime, model):
+        builder = StateGraph(State)
+        agents(builder, model, "P", "B", "C")
+        builder.add_edge(START, "P").add_conditional_edges("P", lambda _: ["B", "C"], ["B", "C"])
+        builder.add_edge("B", END).add_edge("C", END)
+        graph = attach(builder.compile(), runtime=runtime)
+        run(graph, 8, runtime)
+        before = len(given_up(runtime))
+        run(graph, 4, runtime)
+        assert not given_up(runtime)[before:]
 
 
 def build(model: PancakeChatModel, seen: list[tuple[str, tuple[str, ...]]], runtime: Runtime) -> Any:
@@ -42,20 +105,12 @@ def build(model: PancakeChatModel, seen: list[tuple[str, tuple[str, ...]]], runt
 
 
 def test_a_choice_in_one_branch_leaves_alone_what_the_other_may_choose() -> None:
-    engine = FakeEngine(FakeEngineSettings(pool_blocks=200, max_model_len_tokens=1200, script=lambda _: "done"))
     seen: list[tuple[str, tuple[str, ...]]] = []
-    with (
-        FakeEngineServer(engine) as server,
-        Runtime(RuntimeSettings(engine="fake"), engine=BridgedEngine(server)) as runtime,
-    ):
-        model = PancakeChatModel(model="fake", base_url=server.base_url, max_tokens=8)
+    with opened() as (runtime, model):
         graph = attach(build(model, seen, runtime), runtime=runtime)
-        for number in range(8):
-            graph.invoke({"messages": [("user", f"job {number}")]}, {"configurable": {"thread_id": f"t{number}"}})
+        run(graph, 8, runtime)
         del seen[:]
         graph.invoke({"messages": [("user", "one more job")]}, {"configurable": {"thread_id": "last"}})
-        assert runtime.wait_idle()
-        assert runtime.statistics().failed_signals == 0
     assert {name for name, _ in seen} == {LEFT[0], RIGHT[0]}
     for name, expected in seen:
         assert name in expected, (name, expected)

@@ -240,6 +240,7 @@ def a_call(expectation: Any, *, token_ids: tuple[int, ...] | None) -> Any:
         max_tokens=8,
         num_prompt_tokens=102,
         token_ids=token_ids,
+        began=True,
     )
 
 
