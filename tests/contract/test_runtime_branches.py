@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypedDict
 
+import pytest
 from langchain_core.messages import AnyMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
-from pancake_langgraph._types import Outcome
 from pancake_langgraph.chat_model import PancakeChatModel
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
-from pancake_langgraph.ledger import ActionRecorded
 from pancake_langgraph.runtime import Runtime, attach
+from pancake_langgraph.runtime.expectations import Expectation
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from pancake_langgraph.testing.fake_server import FakeEngineServer
 
@@ -48,12 +48,20 @@ def agents(builder: Any, model: PancakeChatModel, *names: str) -> None:
         builder.add_node(name, work)
 
 
-def given_up(runtime: Runtime) -> list[tuple[str, str]]:
-    return [
-        (event.agent, event.reason)
-        for event in runtime.ledger.events()
-        if isinstance(event, ActionRecorded) and event.outcome is Outcome.WASTED
-    ]
+def given_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Return a list that gets the node and reason of each expected call that is given up before its run ends."""
+    runtime.start()
+    actor, found = runtime._actor, []
+    assert actor is not None
+    drop = actor.drop
+
+    def spy(expectation: Expectation, reason: str) -> None:
+        if reason != "run ended":
+            found.append((expectation.place.node, reason))
+        drop(expectation, reason)
+
+    monkeypatch.setattr(actor, "drop", spy)
+    return found
 
 
 def run(graph: Any, times: int, runtime: Runtime) -> None:
@@ -62,27 +70,29 @@ def run(graph: Any, times: int, runtime: Runtime) -> None:
         assert runtime.wait_idle()
 
 
-def test_the_start_of_one_branch_leaves_alone_what_the_other_leads_to() -> None:
+def test_the_start_of_one_branch_leaves_alone_what_the_other_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened() as (runtime, model):
+        gone = given_up(runtime, monkeypatch)
         builder = StateGraph(State)
         agents(builder, model, "P", "B", "C", "X", "Y")
         for source, target in ((START, "P"), ("P", "B"), ("P", "C"), ("B", "X"), ("C", "Y"), ("X", END), ("Y", END)):
             builder.add_edge(source, target)
         run(attach(builder.compile(), runtime=runtime), 5, runtime)
-        assert not given_up(runtime)
+        assert not gone
 
 
-def test_a_router_that_sends_to_several_nodes_at_once_keeps_them_all() -> None:
+def test_a_router_that_sends_to_several_nodes_at_once_keeps_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened() as (runtime, model):
+        gone = given_up(runtime, monkeypatch)
         builder = StateGraph(State)
         agents(builder, model, "P", "B", "C")
         builder.add_edge(START, "P").add_conditional_edges("P", lambda _: ["B", "C"], ["B", "C"])
         builder.add_edge("B", END).add_edge("C", END)
         graph = attach(builder.compile(), runtime=runtime)
         run(graph, 8, runtime)
-        before = len(given_up(runtime))
+        gone.clear()
         run(graph, 4, runtime)
-        assert not given_up(runtime)[before:]
+        assert not gone
 
 
 def build(model: PancakeChatModel, seen: list[tuple[str, tuple[str, ...]]], runtime: Runtime) -> Any:
