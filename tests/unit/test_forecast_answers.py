@@ -1,6 +1,8 @@
 """Remembered answers are those that a forecaster without a memory for answers would give, and they are bounded."""
 
 import random
+import statistics
+from collections import deque
 
 import pytest
 
@@ -8,6 +10,7 @@ from pancake_langgraph.forecast import Clue, TransitionForecaster
 from pancake_langgraph.forecast.answers import Answers
 from pancake_langgraph.forecast.declared import Declared, Need
 from pancake_langgraph.forecast.experts import _MAX_ANSWERS, Experts
+from pancake_langgraph.forecast.quantiles import Durations
 from pancake_langgraph.forecast.topology_prior import _MAX_WAYS
 from pancake_langgraph.forecast.transitions import Memory
 from pancake_langgraph.topology.graph import END, START, Edge, NodeInfo, Topology
@@ -99,3 +102,16 @@ def test_a_duration_that_had_to_go_is_no_longer_told() -> None:
     for number in range(4):
         forecaster.observe_tool("g", f"tool{number}", 1.0)
     assert [c.eta_s for c in forecaster.candidates("g", "x", horizon_steps=1)] == [None]
+
+
+def test_quantiles_are_those_of_the_last_samples_whatever_came_before() -> None:
+    rng = random.Random(11)
+    durations, last = Durations(max_keys=4, window=5), deque(maxlen=5)
+    for _ in range(200):
+        sample = float(rng.choice((0.0, 1.0, 1.0, 2.0, rng.random())))
+        durations.add("k", sample)
+        last.append(sample)
+        found = durations.quantiles("k")
+        assert found.num_samples == len(last)
+        assert found.p50_s == pytest.approx(statistics.median(last))
+    assert durations.to_rows() == [["k", list(last)]]
