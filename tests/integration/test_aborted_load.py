@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,7 @@ import pytest
 
 from pancake_langgraph.launch import Stack
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.filterwarnings("ignore:.LoggingHandler. in .opentelemetry-sdk.:DeprecationWarning"),  # by vLLM's import
-]
+pytestmark = pytest.mark.real
 
 NUM_PROMPTS = 12
 NUM_ROUNDS = 3
@@ -123,7 +121,9 @@ def told(connector: Any, *, loaded: set[str], stored: set[str]) -> tuple[set[str
 
 def bare_connector(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a connector with its own bookkeeping only: what LMCache does beside it needs an engine."""
-    from pancake_vllm.lmcache_connector import FailOpenLMCacheConnector, LMCacheMPConnector
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's import warns
+        from pancake_vllm.lmcache_connector import FailOpenLMCacheConnector, LMCacheMPConnector
 
     monkeypatch.setattr(LMCacheMPConnector, "__init__", lambda self: setattr(self, "_connector_stats", None))
     for name in ("update_state_after_alloc", "request_finished", "update_connector_output"):
