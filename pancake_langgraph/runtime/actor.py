@@ -14,11 +14,10 @@ from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
 from pancake_langgraph.engines.base import Engine, Residency
 from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
 from pancake_langgraph.plan import COMES_FIRST, TOO_LATE, HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
-from pancake_langgraph.prompts.prediction import with_other_ends
-from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.runtime.action_times import ActionTimes, Work
 from pancake_langgraph.runtime.expectations import Cause, Expectation
 from pancake_langgraph.runtime.handles import Handle
+from pancake_langgraph.runtime.rendering import Renderer
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.tiers.base import Tier
 
@@ -26,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 #: Events that arrive within this time are looked at together.
 COALESCE_S = 0.01
-#: A pause expected to be shorter than this is not worth a request.
-MIN_PAUSE_S = 0.2
 #: The one refusal that time alone may undo.
 _TOO_LATE_KEY = f"{ActionKind.WARM}:{TOO_LATE.split(':', 1)[0]}"
 
@@ -41,6 +38,7 @@ class Actor:
         self._engine = engine
         self._tier = tier
         self._wake = asyncio.Event()
+        self._renderer = Renderer(state, engine)
         self._times = ActionTimes()
         self._alarm: asyncio.TimerHandle | None = None
         self._inflight = 0
@@ -138,7 +136,7 @@ class Actor:
             return
         for expectation in state.expectations:
             if not expectation.busy:
-                await self._render(expectation)
+                await self._renderer.render(expectation)
         ready = [e for e in state.expectations if e.prefix is not None and not e.busy and not e.barred]
         residencies = [(e, await self._engine.residency(e.prefix)) for e in ready if e.prefix is not None]
         live = [(e, r) for e, r in residencies if e in state.expectations and not self._is_in_use(e, r)]
@@ -265,44 +263,6 @@ class Actor:
             return
         missing = expectation.edge_tokens - residency.resident_tokens
         self._submit(expectation, ActionKind.WARM, verdict.reason, missing_tokens=missing)
-
-    async def _render(self, expectation: Expectation) -> None:
-        """Find out the tokens of the next prompt, as far as they are certain."""
-        resolved = self._state.resolved
-        if resolved is None or expectation.rendered:
-            return
-        block = resolved.block_size_tokens
-        if expectation.base_ids is not None:
-            if expectation.prefix is None:
-                expectation.set_tokens(expectation.base_ids, block)
-            eta_at_s = expectation.eta_at_s
-            if eta_at_s is not None and eta_at_s - self._state.clock.now_s() < MIN_PAUSE_S:
-                return
-        expectation.rendered = True
-        try:
-            token_ids = await self._tokens_of(expectation)
-        except EngineRejected as exc:  # this prompt cannot be rendered; the engine is well
-            logger.debug("a predicted prompt was not tokenized: %s", type(exc).__name__)
-            return
-        except EngineError:
-            expectation.rendered = False
-            raise
-        base = expectation.base_ids
-        if base is not None:
-            shared = common_prefix_tokens(base, token_ids)
-            if shared < len(base):  # the template rewrote what was already read: only the shared part is certain
-                token_ids = token_ids[:shared]
-        expectation.set_tokens(token_ids, block)
-
-    async def _tokens_of(self, expectation: Expectation) -> tuple[int, ...]:
-        """Return the tokens of a predicted prompt that are certain."""
-        if not expectation.is_cut:
-            return tuple(await self._engine.tokenize(expectation.prompt, add_generation_prompt=False))
-        one, other = [
-            tuple(await self._engine.tokenize(prompt, add_generation_prompt=False))
-            for prompt in with_other_ends(expectation.prompt)
-        ]
-        return one[: max(common_prefix_tokens(one, other) - 1, 0)]
 
     # -- execution ------------------------------------------------------------------------------------------------
 

@@ -34,13 +34,9 @@ from pancake_langgraph.runtime.signals import (
 )
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import DEFAULT_MAX_OUTPUT_TOKENS, Call, State, estimated_tokens
+from pancake_langgraph.runtime.successors import Successors
 from pancake_langgraph.runtime.trails import UNREAD, Situation, Trails
 from pancake_langgraph.topology import START
-
-#: A successor less probable than this is one branch of several.
-CERTAIN = 0.999
-#: Chances of the next nodes that add up to more mean that several of them come.
-MOST_FOR_A_CHOICE = 1.1
 
 
 class Watcher:
@@ -51,6 +47,7 @@ class Watcher:
         self._state = state
         self._actor = actor
         self._prompts = PromptWatch(state)
+        self._successors = Successors(state, actor, self._prompts)
         self._trails = Trails(state.forecaster, state.topologies, max_runs=state.settings.max_contexts)
         self._receivers: dict[type[Signal], Callable[[Any], None]] = {
             Opened: self._opened,
@@ -85,120 +82,16 @@ class Watcher:
             self._prompts.run_started(signal)
             if not signal.is_resumed:
                 start = Situation(START, (), (), signal.at_s)
-                self._forecast(start, _graph_id(signal), _thread_of(signal, span), "", span)
+                self._successors.foretell(start, _graph_id(signal), _thread_of(signal, span), "", span)
 
     def _node_started(self, signal: Opened, span: OpenSpan) -> None:
         node = NodeId(strip_task_ids(signal.checkpoint_ns) or signal.name)
         around = parent_namespace(signal.checkpoint_ns)
         situation = self._trails.node_started(signal, span.root_id)
         if not signal.is_pushed:  # other nodes may be sent inputs beside it
-            self._drop_dead_branches(node, around, span, situation.context[-1:])
+            self._successors.drop_dead_branches(node, around, span, situation.context[-1:])
         self._prompts.node_started(signal, span)
-        self._forecast(situation, _graph_id(signal), _thread_of(signal, span), around, span)
-
-    def _forecast(self, situation: Situation, graph_id: str, thread_id: ThreadId, around: str, span: OpenSpan) -> None:
-        """Expect what most likely follows a node, from all that is known about it now."""
-        found = self._state.forecaster.candidates(
-            graph_id,
-            situation.node,
-            first_tool_name=situation.tool,
-            context=situation.context,
-            clues=situation.clues,
-            running=situation.running,
-        )
-        span.is_choice = sum(candidate.p_next for candidate in found if candidate.steps == 1) < MOST_FOR_A_CHOICE
-        for candidate in found:
-            self._expect_successor(candidate, thread_id, around, span, since_s=situation.started_at_s)
-        self._drop_unlikely(found, span, situation.context[-1:])
-        self._actor.poke()
-
-    def _drop_unlikely(self, found: Iterable[Candidate], span: OpenSpan, before: tuple[NodeId, ...]) -> None:
-        """Give up what was foretold by this execution, or by the one `before` it, and has become unlikely since."""
-        likely = {candidate.node for candidate in found if candidate.p_next >= self._state.settings.p_warm_min}
-        own = span.opened.checkpoint_ns
-        for expectation in self._state.expectations:
-            if expectation.run_id != span.root_id or not expectation.origin or expectation.place.node in likely:
-                continue
-            is_own = expectation.is_branch and expectation.origin == own
-            is_past = (
-                expectation.is_choice and expectation.num_between > 0 and strip_task_ids(expectation.origin) in before
-            )
-            if is_own or is_past:
-                self._actor.drop(expectation, "what has happened since speaks against it")
-
-    def _drop_dead_branches(self, node: NodeId, around: str, span: OpenSpan, before: tuple[NodeId, ...]) -> None:
-        """The execution `before` this one took one way: what it might have led to instead is not coming."""
-        for expectation in self._state.expectations:
-            place = expectation.place
-            if not expectation.is_branch or expectation.run_id != span.root_id or place.around != around:
-                continue
-            origin = strip_task_ids(expectation.origin) or START
-            if origin in before and place.node != node and not place.node.startswith(f"{node}|"):
-                self._actor.drop(expectation, "another branch was taken")
-
-    def _expect_successor(
-        self,
-        candidate: Candidate,
-        thread_id: ThreadId,
-        around: str,
-        span: OpenSpan,
-        since_s: float | None = None,
-    ) -> None:
-        node = candidate.node
-        if candidate.p_next < self._state.settings.p_warm_min:
-            return
-        same_level = parent_namespace(node) == strip_task_ids(around)
-        place = Place(thread_id, around if same_level else ANYWHERE, node)
-        known, origin = self._state.expectations, span.opened.checkpoint_ns
-        elsewhere = known.at(Place(thread_id, ANYWHERE, node)) if same_level else ()
-        if already := (*known.at(place), *elsewhere):
-            for expectation in already:
-                is_own = expectation.cause is Cause.SUCCESSOR and expectation.run_id == span.root_id
-                if is_own and (expectation.num_between >= candidate.steps or expectation.origin == origin):
-                    # Foretold from nearer, or anew.
-                    expectation.p_next, expectation.origin = candidate.p_next, origin
-                    expectation.is_choice = span.is_choice
-                expectation.p_next = max(expectation.p_next, candidate.p_next)
-                if expectation.eta_at_s is None and candidate.eta_s is not None:
-                    expectation.eta_at_s = (since_s or self._state.clock.now_s()) + candidate.eta_s
-                was_far = expectation.num_between > 0 and candidate.steps == 1  # only now it is one of the next
-                is_branch = (expectation.is_branch or was_far) and candidate.p_next < CERTAIN
-                expectation.is_branch = is_branch and span.is_choice
-                expectation.num_between = min(expectation.num_between, candidate.steps - 1)
-                if same_level:
-                    known.move(expectation, place)
-            if node == strip_task_ids(span.opened.checkpoint_ns):  # what is expected is this turn's call, not the next
-                self._prompts.ask_again(candidate, thread_id, around, span)
-            else:
-                for expectation in already:
-                    self._prompts.refresh(expectation, around, span.opened.graph_id)
-            return
-        if self._calls_at(thread_id, node):
-            return
-        prediction = self._prompts.predict(candidate, thread_id, around, span)
-        if prediction is None:
-            return
-        now_s = self._state.clock.now_s()
-        self._expect(
-            Expectation(
-                place=place,
-                agent=prediction.agent,
-                cause=Cause.SUCCESSOR,
-                run_id=span.root_id,
-                prompt=prediction.prompt,
-                cache_salt=self._state.book.salt(prediction.agent),
-                p_next=candidate.p_next,
-                created_at_s=now_s,
-                eta_at_s=None if candidate.eta_s is None else (since_s or now_s) + candidate.eta_s,
-                is_branch=candidate.steps == 1 and candidate.p_next < CERTAIN and span.is_choice,
-                is_choice=span.is_choice,
-                source=prediction.source,
-                is_cut=prediction.is_cut,
-                stop=prediction.stop,
-                num_between=candidate.steps - 1,
-                origin=origin,
-            )
-        )
+        self._successors.foretell(situation, _graph_id(signal), _thread_of(signal, span), around, span)
 
     def _tool_started(self, signal: Opened) -> None:
         """An agent pauses: say when it may come back."""
@@ -222,7 +115,7 @@ class Watcher:
         for name in signal.nodes:
             node = NodeId(f"{level}|{name}" if level else name)
             certain = Candidate(node=node, p_next=1.0, steps=1, eta_s=None, reason="stored by the saver")
-            self._expect_successor(certain, signal.thread_id, signal.checkpoint_ns, span)
+            self._successors.expect(certain, signal.thread_id, signal.checkpoint_ns, span)
         self._actor.poke()
 
     # -- model calls ----------------------------------------------------------------------------------------------
@@ -290,7 +183,7 @@ class Watcher:
         if situation is not None and any(
             self._state.forecaster.tells(call.graph_id, situation.node, clue) for clue in new
         ):
-            self._forecast(situation, call.graph_id, call.place.thread_id, call.place.around, span)
+            self._successors.foretell(situation, call.graph_id, call.place.thread_id, call.place.around, span)
 
     def _decided(self, signal: Decided) -> None:
         span = self._state.spans.get(signal.run_id)
@@ -334,7 +227,7 @@ class Watcher:
     def _node_ended(self, signal: Closed, span: OpenSpan) -> None:
         self._prompts.node_ended(span, signal, finished=signal.status is SpanStatus.OK)
         for waiting in self._prompts.waiting(span.root_id, parent_namespace(span.opened.checkpoint_ns)):
-            self._expect_successor(*waiting)
+            self._successors.expect(*waiting)
         self._trails.node_ended(span.opened, signal, span.root_id)
 
     def _run_ended(self, signal: Closed, span: OpenSpan) -> None:
@@ -369,7 +262,7 @@ class Watcher:
         if found is None or answer.tool_calls[0]["name"] in self._state.handoff_tools.get(call.graph_id, ()):
             return
         agent, prompt, full = found
-        self._expect(
+        self._successors.add(
             Expectation(
                 place=call.place,
                 agent=agent,
@@ -392,15 +285,6 @@ class Watcher:
         if any(quantiles is None for quantiles in known):
             return None
         return self._state.clock.now_s() + max(quantiles.p50_s for quantiles in known if quantiles is not None)
-
-    def _expect(self, expectation: Expectation) -> None:
-        for old in self._state.expectations.add(expectation):
-            self._actor.drop(old, "replaced")
-
-    def _calls_at(self, thread_id: ThreadId, node: str) -> bool:
-        """Whether a call of `node` is under way in a thread."""
-        places = (call.place for call in self._state.calls.values())
-        return any(place.node == node and place.thread_id == thread_id for place in places)
 
 
 def judge(call: Call) -> tuple[Outcome, str]:
