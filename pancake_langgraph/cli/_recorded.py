@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph._types import Prompt
 from pancake_langgraph.wire.json_text import decoded
 
 _ALLOWED = 'allowed is one request body a line, as {"messages": [{"role": "user", "content": "…"}], "tools": […]}'
+#: What comes from a pipe is kept to be read twice; more than this on the disk, in a file without a name.
+_MEMORY_BYTES: Final = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +37,13 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
     """Yield the requests of a file, by their timestamps where all have one, else in the order of the lines.
 
     Every line is checked before the first request is yielded.  A body may stand under `"body"`, as in batch files.
-    Holds one request at a time.
+    Holds one request at a time; what comes from a pipe is kept as a whole, on the disk where it is much.
 
     Raises:
         ConfigError: if a line is no request, naming the line; if there is none at all.
         OSError: if the file cannot be read.
     """
-    with path.open("rb") as file:
+    with path.open("rb") as given, _seekable(given) as file:
         found: list[tuple[float | None, int, int]] = []
         line = 0
         while True:
@@ -56,6 +61,15 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
         for _, offset, number in found:
             file.seek(offset)
             yield _parsed(file.readline(), number)
+
+
+def _seekable(given: IO[bytes]) -> IO[bytes]:
+    if given.seekable():
+        return given
+    kept = tempfile.SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115 - the caller closes it
+    shutil.copyfileobj(given, kept)
+    kept.seek(0)
+    return kept
 
 
 def _parsed(text: bytes, line: int) -> Recorded:
@@ -96,6 +110,9 @@ def _check_message(message: object, index: int, line: int) -> None:
     content = message.get("content")
     if not (content is None or isinstance(content, str | list)):
         raise _problem(line, f"{what} with content of type {type(content).__name__}", mend)
+    answered = message.get("tool_call_id")
+    if not (answered is None or isinstance(answered, str)):
+        raise _problem(line, f"{what} with a tool_call_id of type {type(answered).__name__}", mend)
     calls = message.get("tool_calls")
     if calls is None:
         return
@@ -117,8 +134,10 @@ def _name(value: Mapping[str, Any], key: str, line: int) -> str:
 def _seconds(value: object, line: int) -> float | None:
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # JSON writes integers that no float can hold
+            if math.isfinite(seconds := float(value)):
+                return seconds
     if isinstance(value, str):
         try:
             found = datetime.fromisoformat(value)

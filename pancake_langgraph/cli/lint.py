@@ -17,7 +17,7 @@ from pancake_langgraph._types import Prompt
 from pancake_langgraph.cli._recorded import Recorded, read_recorded
 from pancake_langgraph.cli._threads_text import safe_text
 from pancake_langgraph.config.address import require_http_address
-from pancake_langgraph.prompts.lint_book import Observed, PrefixLint
+from pancake_langgraph.prompts.lint_book import LateBreak, PrefixLint
 from pancake_langgraph.prompts.lint_history import text_fields
 from pancake_langgraph.prompts.lint_kinds import BreakKind, BreakPlace, PrefixBreak
 from pancake_langgraph.prompts.lint_report import PrefixReport
@@ -40,9 +40,11 @@ class _Case:
     agent: str
     found: PrefixBreak
     texts: tuple[str, str] | None
+    is_suspected: bool = False
 
     def to_json(self) -> dict[str, Any]:
         known = {"line": self.line, "after_line": self.after_line, "agent": self.agent, **self.found.to_json()}
+        known["is_suspected"] = self.is_suspected
         if self.texts is not None:
             known["before"], known["now"] = self.texts
         return known
@@ -91,7 +93,12 @@ def lint(file: Path, output: str, show_text: bool, base_url: str | None, model: 
         )
         lines.setdefault(seen.agent, request.line)
         if seen.found is not None and seen.previous is not None:
-            cases.add(_case(request, seen, seen.found, seen.previous, show_text=show_text))
+            known = LateBreak(seen.agent, seen.found, seen.previous, seen.tag, request.prompt, request.line)
+            cases.add(_case(known, show_text=show_text))
+        for late in seen.late:
+            cases.add(_case(late, show_text=show_text))
+    for late in book.suspected():  # the end of the file leaves it open
+        cases.add(_case(late, show_text=show_text, is_suspected=True))
     report = book.report()
     if output == "json":
         found = {"found": [case.to_json() for case in cases.listed], "found_left_out": cases.left_out}
@@ -100,9 +107,9 @@ def lint(file: Path, output: str, show_text: bool, base_url: str | None, model: 
         _print(report, cases, lines)
 
 
-def _case(request: Recorded, seen: Observed, found: PrefixBreak, previous: Prompt, *, show_text: bool) -> _Case:
-    texts = excerpts(previous, request.prompt, found.place) if show_text else None
-    return _Case(request.line, seen.tag, seen.agent, found, texts)
+def _case(known: LateBreak, *, show_text: bool, is_suspected: bool = False) -> _Case:
+    texts = excerpts(known.previous, known.current, known.found.place) if show_text else None
+    return _Case(known.call_tag, known.tag, known.agent, known.found, texts, is_suspected)
 
 
 def _tokenizer(base_url: str, model: str | None) -> Tokenizer:
@@ -174,9 +181,12 @@ def _print(report: PrefixReport, cases: _Cases, lines: dict[str, int]) -> None:
         click.echo(f"  line {case.line}, after line {case.after_line}: {safe_text(found.place)}")
         if case.texts is not None:
             click.echo(f"  before:  {safe_text(case.texts[0])}\n  now:     {safe_text(case.texts[1])}")
+        if case.is_suspected:
+            click.echo("  suspected only: no later request tells whether the prompt before comes back")
         click.echo(f"  to mend: {found.mend}")
     about = "about " if any(kind.is_estimate for agent in report.agents for kind in agent.kinds) else ""
+    suspected = f" ({report.suspected} suspected only)" if report.suspected else ""
     click.echo(
-        f"\n{report.breaks} of {report.calls} requests did not extend the one before; "
+        f"\n{report.breaks} of {report.calls} requests did not extend the one before{suspected}; "
         f"{about}{report.lost_tokens} tokens had to be read again."
     )

@@ -11,19 +11,24 @@ from pancake_langgraph.prompts.lint_kinds import BreakKind, PrefixBreak
 
 @dataclass(frozen=True, slots=True)
 class KindSummary:
-    """All breaks of one kind of one agent; `worst` is the one that cost most, the first of them."""
+    """All breaks of one kind of one agent; `worst` is the one that cost most, the first of them.
+
+    `suspected` of them are none if the prompt before comes back: no later call has shown it so far.
+    """
 
     kind: BreakKind
     count: int
     lost_tokens: int
     is_estimate: bool
     worst: PrefixBreak
+    suspected: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return {
             "kind": self.kind.value,
             "count": self.count,
+            "suspected": self.suspected,
             "lost_tokens": self.lost_tokens,
             "is_estimate": self.is_estimate,
             "worst": self.worst.to_json(),
@@ -45,6 +50,11 @@ class AgentPrefixes:
         return sum(kind.count for kind in self.kinds)
 
     @property
+    def suspected(self) -> int:
+        """How many of the breaks are none if the prompt before comes back."""
+        return sum(kind.suspected for kind in self.kinds)
+
+    @property
     def lost_tokens(self) -> int:
         """Tokens lost by all its breaks."""
         return sum(kind.lost_tokens for kind in self.kinds)
@@ -55,6 +65,7 @@ class AgentPrefixes:
             "agent": self.agent,
             "calls": self.calls,
             "breaks": self.breaks,
+            "suspected": self.suspected,
             "lost_tokens": self.lost_tokens,
             "kinds": [kind.to_json() for kind in self.kinds],
         }
@@ -81,6 +92,11 @@ class PrefixReport:
         return sum(agent.breaks for agent in self.agents)
 
     @property
+    def suspected(self) -> int:
+        """How many of the breaks are none if the prompt before comes back."""
+        return sum(agent.suspected for agent in self.agents)
+
+    @property
     def lost_tokens(self) -> int:
         """Tokens lost by all agents in it."""
         return sum(agent.lost_tokens for agent in self.agents)
@@ -94,6 +110,7 @@ class PrefixReport:
         return {
             "calls": self.calls,
             "breaks": self.breaks,
+            "suspected": self.suspected,
             "lost_tokens": self.lost_tokens,
             "agents": [agent.to_json() for agent in self.agents],
             "forgotten_agents": self.forgotten_agents,
@@ -110,5 +127,6 @@ class PrefixReport:
             for kind in agent.kinds:
                 about = "about " if kind.is_estimate else ""
                 where = f"worst at {kind.worst.place}: {kind.worst.detail}"
-                yield f"  {kind.kind.value}: {kind.count} times, {about}{kind.lost_tokens} tokens; {where}"
+                times = f"{kind.count} times" + (f" ({kind.suspected} suspected)" if kind.suspected else "")
+                yield f"  {kind.kind.value}: {times}, {about}{kind.lost_tokens} tokens; {where}"
                 yield f"    {kind.kind.mend}"

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,38 @@ def test_json_has_every_break_with_its_lines(record: Any) -> None:
     assert "10:15" in found(record(*CLOCKED), "--show-text")["found"][0]["before"]
 
 
+REPLACED = [
+    {**body(rules, *[f"text {i}" for i in range(n)]), "agent": "cook", "thread": "t"}
+    for n, rules in enumerate(("Plan the week.", "You find mistakes, all of them.", "Answer no question!"), 1)
+]
+
+
+def test_a_replaced_prompt_is_shown_as_suspected_where_the_file_ends_before_it_is_certain(record: Any) -> None:
+    value = found(record(*REPLACED))
+    assert (value["breaks"], value["suspected"], value["agents"][0]["kinds"][0]["suspected"]) == (2, 2, 2)
+    assert [(case["line"], case["after_line"], case["is_suspected"]) for case in value["found"]] == [
+        (2, 1, True),
+        (3, 2, True),
+    ]
+    output = lint(record(*REPLACED), "--show-text").output
+    assert "line 3, after line 2: message 0 (system)" in output
+    assert "Answer no question!" in output
+    assert "suspected only: no later request" in output
+    assert "2 of 3 requests did not extend the one before (2 suspected only); about" in output
+
+
+def test_a_break_that_a_later_request_makes_certain_is_shown_with_its_own_lines(record: Any) -> None:
+    rules = REPLACED[1]["messages"][0]["content"]
+    more = {**body(rules, *[f"text {i}" for i in range(4)]), "agent": "cook", "thread": "t"}
+    value = found(record(*REPLACED[:2], more), "--show-text")
+    [case] = value["found"]
+    assert (case["line"], case["after_line"], case["kind"], case["is_suspected"]) == (2, 1, "system", False)
+    assert (case["before"], case["now"]) == ("Plan the week.", rules)
+    output = lint(record(*REPLACED[:2], more)).output
+    assert "line 2, after line 1" in output
+    assert "suspected" not in output
+
+
 def test_agents_and_threads_may_be_named(record: Any) -> None:
     lines = [
         {**body(RULES, "text 0"), "agent": "planner", "thread": "t1"},
@@ -135,6 +168,14 @@ BAD = {
     "tools that are text": ('{"messages": [{"role": "user"}], "tools": ["x"]}', "no list of objects"),
     "an agent that is a number": ('{"messages": [{"role": "user"}], "agent": 4}', "agent of type int"),
     "a time that is none": ('{"messages": [{"role": "user"}], "timestamp": "noon"}', "that is no time"),
+    "a time beyond all numbers": (
+        f'{{"messages": [{{"role": "user"}}], "timestamp": 1{"0" * 400}}}',
+        "that is no time",
+    ),
+    "an answer to an object": (
+        '{"messages": [{"role": "tool", "content": "", "tool_call_id": {"a": 1}}]}',
+        "messages[0] with a tool_call_id of type dict",
+    ),
     "a time that is a truth": ('{"messages": [{"role": "user"}], "timestamp": true}', "timestamp of type bool"),
 }
 
@@ -158,6 +199,20 @@ def test_bytes_that_are_no_text_and_empty_files_are_refused(record: Any, tmp_pat
     assert "line 1: got bytes that are no UTF-8" in str(lint(packed).exception)
     assert "got no line with a request" in str(lint(record("", "")).exception)
     assert lint(tmp_path / "missing").exit_code == 2
+
+
+@pytest.mark.parametrize("in_memory", [1, 10**9], ids=["much", "little"])
+def test_a_pipe_is_read_as_a_file_is(record: Any, tmp_path: Path, monkeypatch: Any, in_memory: int) -> None:
+    monkeypatch.setattr("pancake_langgraph.cli._recorded._MEMORY_BYTES", in_memory)
+    written = record(*CLOCKED)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(written.read_bytes()))
+    writer.start()
+    value = found(pipe)
+    writer.join()
+    assert value == found(written)
+    assert value["breaks"] == 2
 
 
 def test_traces_of_real_agents_can_be_read_where_there_are_some(tmp_path: Path) -> None:

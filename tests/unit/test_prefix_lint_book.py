@@ -14,6 +14,16 @@ from pancake_langgraph.prompts.lint_kinds import BreakKind
 
 K = BreakKind
 RULES = "You keep the accounts of a small bakery, and you answer in one short sentence. "
+PROMPTS = [
+    "Plan the week of a small bakery and say which flour has to be bought.",
+    "Read what was said, find each mistake in it and list them all.",
+    "Translate the last answer into plain French without a word of your own.",
+    "Judge whether this may be sent to a customer; reply with yes or no.",
+    "You write recipes. Use metric units, and never name a brand.",
+    "Count how many loaves were mentioned above. Numbers only!",
+    "As an auditor, compare these orders with yesterday's stock.",
+    "Give three short titles for the conversation so far.",
+]
 OTHER = "Read what was said and find every mistake in it, however small, and list them."
 
 
@@ -52,6 +62,13 @@ class Calls:
         found = self.lint.report().agent(agent)
         assert found is not None
         return {kind.kind: kind.count for kind in found.kinds}
+
+
+def suspected(calls: Calls) -> tuple[int, int]:
+    """All breaks, and those that are only suspected."""
+    report = calls.lint.report()
+    assert report.suspected == len(calls.lint.suspected())
+    return report.breaks, report.suspected
 
 
 def test_a_growing_thread_has_no_break() -> None:
@@ -124,9 +141,9 @@ def test_a_system_prompt_that_became_another_is_a_break_once_nothing_comes_back(
     calls = Calls()
     calls(sys(), *turns(2))
     calls(sys(OTHER), *turns(3))
-    assert calls.kinds() == {}, "it may still be another agent"
+    assert suspected(calls) == (1, 1), "it may still be another agent"
     calls(sys(OTHER), *turns(4))
-    assert calls.kinds() == {K.SYSTEM: 1}
+    assert suspected(calls) == (1, 0)
 
 
 def test_a_prompt_made_anew_each_time_is_told_in_the_end() -> None:
@@ -134,8 +151,88 @@ def test_a_prompt_made_anew_each_time_is_told_in_the_end() -> None:
     words = random.Random(3)
     for count in range(1, 14):
         letters = "".join(words.choices("abcdefghijklmnop ", k=100))
-        calls(sys(letters), *turns(count))
-    assert calls.kinds()[K.SYSTEM] >= 3
+        calls(sys(letters), *turns(count), tag=count)
+    assert suspected(calls) == (12, 8)
+    assert [late.call_tag for late in calls.lint.suspected()] == list(range(6, 14))
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_few_calls_with_a_prompt_made_anew_are_enough(count: int) -> None:
+    calls = Calls()
+    for number in range(count):
+        assert not calls(sys(PROMPTS[number]), *turns(number + 1)).late
+    assert suspected(calls) == (count - 1, count - 1)
+    assert suspected(calls) == (count - 1, count - 1), "a report books nothing"
+
+
+def test_a_prompt_replaced_in_each_of_many_short_threads_is_booked_when_they_are_pushed_out() -> None:
+    calls = Calls(max_lines=20)
+    late = []
+    for number in range(50):
+        calls(sys(PROMPTS[0]), *turns(1), thread=str(number))
+        late += calls(sys(PROMPTS[1]), *turns(2), thread=str(number), tag=number).late
+    assert suspected(calls) == (50, 10)
+    assert [each.call_tag for each in late] == list(range(40))
+    assert {each.agent for each in late} == {"a"}
+
+
+def test_what_is_pushed_out_of_an_agent_that_is_forgotten_is_not_counted() -> None:
+    calls = Calls(max_agents=1, max_lines=2)
+    calls(sys(PROMPTS[0]), *turns(1))
+    calls(sys(PROMPTS[1]), *turns(2))
+    assert not calls(sys(), agent="b").late
+    assert calls.lint.suspected() == ()
+    assert not calls(sys(), agent="b", thread="u").late
+    assert [agent.agent for agent in calls.lint.report().agents] == ["b"]
+
+
+def test_a_prompt_that_goes_on_does_not_bring_back_an_older_one() -> None:
+    calls = Calls()
+    for number, prompt in enumerate((0, 1, 2)):
+        calls(sys(PROMPTS[prompt]), *turns(number + 1), tag=number)
+    [late] = calls(sys(PROMPTS[2]), *turns(4), tag=3).late
+    assert (late.found.kind, late.tag, late.call_tag) == (K.SYSTEM, 1, 2)
+    assert late.previous.messages[0] == sys(PROMPTS[1])
+    assert late.current.messages == (sys(PROMPTS[2]), *turns(3))
+    assert suspected(calls) == (2, 1)
+    calls(sys(PROMPTS[0]), *turns(4))
+    assert suspected(calls) == (1, 0)
+
+
+@pytest.mark.parametrize("prompts", [2, 3, 6])
+@pytest.mark.parametrize("is_trimmed", [False, True], ids=["growing", "trimmed"])
+def test_prompts_that_take_turns_in_one_node_break_only_themselves(prompts: int, is_trimmed: bool) -> None:
+    calls = Calls()
+    for count in range(9, 12):
+        for prompt in PROMPTS[:prompts]:
+            calls(sys(prompt), *turns(count)[2 * (count - 5) if is_trimmed else 0 :])
+    assert calls.kinds() == ({K.TRIMMED: 2 * prompts} if is_trimmed else {})
+
+
+def test_prompts_that_take_turns_with_a_clock_each_show_the_clock() -> None:
+    calls = Calls()
+    for minute in range(10, 14):
+        for prompt in PROMPTS[:2]:
+            calls(sys(f"{prompt} It is 09:{minute}."), *turns(minute))
+    assert calls.kinds() == {K.CLOCK: 6}
+
+
+def test_prompts_that_take_turns_on_texts_of_their_own_are_two_agents() -> None:
+    calls = Calls()
+    calls(sys(PROMPTS[0]), user("rolls"))
+    calls(sys(PROMPTS[1]), user("rolls"))
+    assert suspected(calls) == (1, 1)
+    calls(sys(PROMPTS[0]), user("cakes"))
+    assert calls.kinds() == {}
+
+
+def test_other_tools_are_another_agent_only_if_the_first_ones_come_back() -> None:
+    calls = Calls()
+    calls(sys(), *turns(2), tools=[tool("x")])
+    calls(sys(), *turns(3), tools=[tool("y")])
+    assert calls.kinds() == {K.TOOL_SET: 1}
+    calls(sys(), user("cakes"), tools=[tool("x")])
+    assert calls.kinds() == {}
 
 
 def test_a_step_back_in_time_is_no_break_and_neither_is_another_answer() -> None:
@@ -266,7 +363,10 @@ def test_the_report_says_it_in_words_with_the_costliest_first() -> None:
     calls(sys(RULES + "12:31"), *turns(50), agent="dear", thread="u")
     report = calls.lint.report()
     assert [agent.agent for agent in report.agents] == ["dear", "cheap"]
-    text = str(report)
+    assert "suspected" not in str(report)
+    calls(sys(OTHER), *turns(51), agent="dear", thread="u")
+    text = str(calls.lint.report())
+    assert "system: 2 times (1 suspected), about" in text
     assert "clock: 1 times, about" in text
     assert K.CLOCK.mend in text
     assert report.to_json()["agents"][0]["kinds"][0]["worst"]["place"]["role"] == "system"
