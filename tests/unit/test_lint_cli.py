@@ -207,7 +207,7 @@ def test_a_pipe_is_read_as_a_file_is(record: Any, tmp_path: Path, monkeypatch: A
     written = record(*CLOCKED)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(written.read_bytes()))
+    writer = threading.Thread(target=lambda: pipe.write_bytes(written.read_bytes()), daemon=True)
     writer.start()
     value = found(pipe)
     writer.join()
