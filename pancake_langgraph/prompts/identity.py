@@ -62,7 +62,7 @@ def _canonical_call(call: WireObject) -> list[Any]:
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # arguments that are no JSON are compared as text
+        with contextlib.suppress(ValueError, RecursionError):  # arguments that are no JSON are compared as text
             arguments = json.loads(arguments or "{}")
     return [call.get("id"), function.get("name"), arguments]
 

@@ -63,6 +63,15 @@ def test_wire_forms_of_one_message_are_equal_whatever_was_left_out() -> None:
     assert canonical(left) != canonical({**left, "content": "x"})
 
 
+def test_arguments_nested_too_deeply_to_be_read_are_compared_as_text() -> None:
+    def message(depth: int) -> dict[str, Any]:
+        function = {"name": "f", "arguments": "[" * depth}
+        return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+
+    assert canonical(message(100_000)) == canonical(message(100_000))
+    assert canonical(message(100_000)) != canonical(message(100_001))
+
+
 def test_langchain_messages_take_the_form_that_the_chat_model_sends() -> None:
     wire = wire_form(
         [
