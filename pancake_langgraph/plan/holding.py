@@ -39,8 +39,8 @@ class Waiting:
     """One paused context.
 
     `num_tokens` is its prefix, `resident_tokens` how much of it lies in the pool, `turnover_tokens` how many tokens
-    the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown),
-    `action_s` how long touching or restoring it would take (`None` unknown).
+    the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown,
+    under 0 overdue), `action_s` how long touching or restoring it would take (`None` unknown).
     """
 
     key: str
@@ -74,7 +74,7 @@ def plan_holds(
     and the reserve leave of the pool.  The result has one decision for each input, in that order.
     """
     budget_tokens = int(pool_tokens * (1.0 - reserve_ratio)) - running_tokens
-    ordered = sorted(waiting, key=lambda w: (w.eta_s is None, w.eta_s or 0.0, w.key))
+    ordered = sorted(waiting, key=lambda w: (w.eta_s is None, max(w.eta_s or 0.0, 0.0), w.key))
     taken: list[Waiting] = []
     refused: list[Waiting] = []
     held_tokens = 0
@@ -94,10 +94,10 @@ def plan_holds(
 def comes_first(eta_s: float | None, action_s: float | None) -> bool:
     """Whether a call comes before an action for it would be done.
 
-    Work that is still under way when its call comes only takes the engine's time.  An overdue call (`eta_s` 0) may as
-    well stay away for long, so it never counts as coming first.
+    Work that is still under way when its call comes only takes the engine's time.  A call that is overdue (`eta_s`
+    under 0) by more than the action takes may as well stay away for long, so it does not count as coming first.
     """
-    return eta_s is not None and action_s is not None and 0.0 < eta_s < action_s
+    return eta_s is not None and action_s is not None and -action_s < eta_s < action_s
 
 
 def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int) -> HoldDecision:

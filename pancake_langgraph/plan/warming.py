@@ -17,8 +17,8 @@ class WarmInputs:
     `p_next` is the successor's probability; `num_tokens` the known prefix; `resident_tokens` what lies in the pool
     (`None` = not known); `restorable` whether the missing part can come from a tier instead of being computed;
     `foreground_calls` how many model calls are running; `wasted_ratio` computed tokens wasted so far per prompt token
-    served; `eta_s` the median time until the call (0 = overdue) and `action_s` how long the work would take (`None` =
-    not known).
+    served; `eta_s` the median time until the call (under 0: overdue) and `action_s` how long the work would take
+    (`None` = not known).
     """
 
     p_next: float

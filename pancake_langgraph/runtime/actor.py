@@ -203,18 +203,20 @@ class Actor:
             elif decision.verb is HoldVerb.REFUSE:
                 self._refuse(expectation, ActionKind.HOLD, decision.reason)
             elif decision.reason == COMES_FIRST:
-                self._look_again_at(expectation)
+                missing = expectation.edge_tokens - residency.resident_tokens
+                self._look_again_at(expectation, self._action_s(expectation, missing))
 
     def _eta_s(self, expectation: Expectation) -> float | None:
         if expectation.eta_at_s is None:
             return None
-        return max(expectation.eta_at_s - self._state.clock.now_s(), 0.0)
+        return expectation.eta_at_s - self._state.clock.now_s()
 
-    def _look_again_at(self, expectation: Expectation) -> None:
-        """Evaluate once more when a call that was to come any moment is overdue: it may stay away for long."""
+    def _look_again_at(self, expectation: Expectation, action_s: float | None) -> None:
+        """Evaluate once more when a call that was to come any moment is well overdue: it may stay away for long."""
         eta_s = self._eta_s(expectation)
         if eta_s is not None and self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_later(eta_s + COALESCE_S, self._ring)
+            after_s = max(eta_s, 0.0) + (action_s or 0.0)
+            self._alarm = asyncio.get_running_loop().call_later(after_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
@@ -238,6 +240,8 @@ class Actor:
             return
         if not residency.known and (expectation.handles or expectation.refused - {_TOO_LATE_KEY}):
             return  # warmed or refused once; without events nothing new can be known
+        missing = expectation.edge_tokens - residency.resident_tokens
+        action_s = self._action_s(expectation, missing)
         verdict = plan_warm(
             WarmInputs(
                 p_next=expectation.p_next,
@@ -249,7 +253,7 @@ class Actor:
                 busy_tokens=state.running_tokens + held_tokens,
                 wasted_ratio=state.wasted_ratio,
                 eta_s=self._eta_s(expectation),
-                action_s=self._action_s(expectation, expectation.edge_tokens - residency.resident_tokens),
+                action_s=action_s,
             ),
             p_warm_min=state.settings.p_warm_min,
             reserve_ratio=state.settings.reserve_ratio,
@@ -259,9 +263,8 @@ class Actor:
         if not verdict.submit:
             self._refuse(expectation, ActionKind.WARM, verdict.reason)
             if verdict.reason == TOO_LATE:
-                self._look_again_at(expectation)
+                self._look_again_at(expectation, action_s)
             return
-        missing = expectation.edge_tokens - residency.resident_tokens
         self._submit(expectation, ActionKind.WARM, verdict.reason, missing_tokens=missing)
 
     # -- execution ------------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ def test_unknown_return_times_come_last() -> None:
         (0.3, 0.3, HoldVerb.RESTORE),
         (0.2, None, HoldVerb.RESTORE),
         (None, 0.3, HoldVerb.RESTORE),
-        (0.0, 0.3, HoldVerb.RESTORE),  # overdue: it may as well stay away for long
+        (-0.2, 0.3, HoldVerb.LEAVE),
+        (-0.3, 0.3, HoldVerb.RESTORE),  # well overdue: it may as well stay away for long
     ],
 )
 def test_nothing_is_begun_that_would_end_behind_the_call_it_is_for(
@@ -113,7 +114,8 @@ def inputs(**changes: object) -> WarmInputs:
         ({"foreground_calls": 2}, False, "calls running"),
         ({"foreground_calls": 2, "restorable": True}, True, "missing"),
         ({"eta_s": 0.2, "action_s": 0.3}, False, "too late"),
-        ({"eta_s": 0.0, "action_s": 0.3}, True, "missing"),
+        ({"eta_s": -0.2, "action_s": 0.3}, False, "too late"),
+        ({"eta_s": -0.4, "action_s": 0.3}, True, "missing"),
     ],
 )
 def test_a_successor_is_warmed_only_when_it_can_pay(changes: dict[str, object], submit: bool, reason: str) -> None:
