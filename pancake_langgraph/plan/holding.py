@@ -40,7 +40,7 @@ class Waiting:
 
     `num_tokens` is its prefix, `resident_tokens` how much of it lies in the pool, `turnover_tokens` how many tokens
     the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown,
-    under 0 overdue), `action_s` how long touching or restoring it would take (`None` unknown).
+    under 0 overdue).
     """
 
     key: str
@@ -48,7 +48,6 @@ class Waiting:
     resident_tokens: int
     turnover_tokens: int
     eta_s: float | None
-    action_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,6 @@ def comes_first(eta_s: float | None, action_s: float | None) -> bool:
 
 def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int) -> HoldDecision:
     missing_tokens = context.num_tokens - context.resident_tokens
-    if comes_first(context.eta_s, context.action_s):
-        return HoldDecision(context.key, HoldVerb.LEAVE, COMES_FIRST)
     if missing_tokens >= block_size_tokens:
         return HoldDecision(context.key, HoldVerb.RESTORE, f"{missing_tokens} tokens not in the pool")
     if context.turnover_tokens >= TOUCH_AT_SLACK_RATIO * slack_tokens:

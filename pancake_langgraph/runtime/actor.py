@@ -13,7 +13,7 @@ from pancake_langgraph._errors import EngineError, EngineRejected, TierError
 from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
 from pancake_langgraph.engines.base import Engine, Residency
 from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
-from pancake_langgraph.plan import COMES_FIRST, TOO_LATE, HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
+from pancake_langgraph.plan import TOO_LATE, HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
 from pancake_langgraph.runtime.action_times import ActionTimes, Work
 from pancake_langgraph.runtime.expectations import Cause, Expectation
 from pancake_langgraph.runtime.handles import Handle
@@ -184,7 +184,6 @@ class Actor:
                     resident_tokens=expectation.edge_tokens - missing,
                     turnover_tokens=residency.allocated_tokens - expectation.used_at_allocated_tokens,
                     eta_s=self._eta_s(expectation),
-                    action_s=self._action_s(expectation, missing),
                 )
             )
         for decision in plan_holds(
@@ -202,9 +201,6 @@ class Actor:
                 self._submit(expectation, ActionKind.WARM, decision.reason, missing_tokens=missing)
             elif decision.verb is HoldVerb.REFUSE:
                 self._refuse(expectation, ActionKind.HOLD, decision.reason)
-            elif decision.reason == COMES_FIRST:
-                missing = expectation.edge_tokens - residency.resident_tokens
-                self._look_again_at(expectation, self._action_s(expectation, missing))
 
     def _eta_s(self, expectation: Expectation) -> float | None:
         if expectation.eta_at_s is None:

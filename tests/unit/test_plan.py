@@ -1,7 +1,5 @@
 """The pure decisions."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,23 +49,6 @@ def test_what_does_not_fit_is_refused_latest_to_resume_first() -> None:
 def test_unknown_return_times_come_last() -> None:
     decisions = holds(waiting("unknown", tokens=4000, eta=None), waiting("known", tokens=4000, eta=99.0), pool=6000)
     assert decisions["unknown"] is HoldVerb.REFUSE
-
-
-@pytest.mark.parametrize(
-    ("eta", "action", "verb"),
-    [
-        (0.2, 0.3, HoldVerb.LEAVE),
-        (0.3, 0.3, HoldVerb.RESTORE),
-        (0.2, None, HoldVerb.RESTORE),
-        (None, 0.3, HoldVerb.RESTORE),
-        (-0.2, 0.3, HoldVerb.LEAVE),
-        (-0.3, 0.3, HoldVerb.RESTORE),  # well overdue: it may as well stay away for long
-    ],
-)
-def test_nothing_is_begun_that_would_end_behind_the_call_it_is_for(
-    eta: float | None, action: float | None, verb: HoldVerb
-) -> None:
-    assert holds(replace(waiting(resident=0, eta=eta), action_s=action)) == {"a": verb}
 
 
 @given(
