@@ -4,12 +4,11 @@ from pancake_langgraph.plan.compiled import CompiledPlan, Expected, Loop, Step, 
 from pancake_langgraph.plan.compiling import Learnt, compile_plan
 from pancake_langgraph.plan.declared import GraphPhases, declared_for, read_phases
 from pancake_langgraph.plan.habits import AnswerHabits
-from pancake_langgraph.plan.holding import COMES_FIRST, HoldDecision, HoldVerb, Waiting, plan_holds
+from pancake_langgraph.plan.holding import HoldDecision, HoldVerb, Waiting, plan_holds
 from pancake_langgraph.plan.warming import TOO_LATE, WarmInputs, WarmVerdict, plan_warm
 from pancake_langgraph.plan.words import plan_in_words, plan_mermaid
 
 __all__ = [
-    "COMES_FIRST",
     "TOO_LATE",
     "AnswerHabits",
     "CompiledPlan",

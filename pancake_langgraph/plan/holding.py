@@ -21,8 +21,6 @@ from enum import StrEnum
 
 #: A context is touched when this share of the slack has been used up since its last use.
 TOUCH_AT_SLACK_RATIO = 0.5
-#: The reason to leave a context alone whose call is about to come.
-COMES_FIRST = "its call will have come before that is done"
 
 
 class HoldVerb(StrEnum):
@@ -88,15 +86,6 @@ def plan_holds(
         for c in refused
     ]
     return tuple(decisions)
-
-
-def comes_first(eta_s: float | None, action_s: float | None) -> bool:
-    """Whether a call comes before an action for it would be done.
-
-    Work that is still under way when its call comes only takes the engine's time.  A call that is overdue (`eta_s`
-    under 0) by more than the action takes may as well stay away for long, so it does not count as coming first.
-    """
-    return eta_s is not None and action_s is not None and -action_s < eta_s < action_s
 
 
 def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int) -> HoldDecision:

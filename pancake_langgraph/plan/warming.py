@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pancake_langgraph.plan.holding import COMES_FIRST, comes_first
-
 #: The reason to refuse a warm-up whose call is about to come.
-TOO_LATE = f"too late: {COMES_FIRST}"
+TOO_LATE = "too late: its call will have come before that is done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def plan_warm(
         )
     if inputs.resident_tokens is not None and missing_tokens < block_size_tokens:
         return WarmVerdict(submit=False, reason="already resident")
-    if comes_first(inputs.eta_s, inputs.action_s):
+    if _comes_first(inputs.eta_s, inputs.action_s):
         return WarmVerdict(submit=False, reason=TOO_LATE)
     if inputs.pool_tokens is not None:
         free_tokens = int(inputs.pool_tokens * (1.0 - reserve_ratio)) - inputs.busy_tokens
@@ -78,3 +76,12 @@ def plan_warm(
     return WarmVerdict(
         submit=True, reason=f"p={inputs.p_next:.2f}, {missing_tokens} of {inputs.num_tokens} tokens missing"
     )
+
+
+def _comes_first(eta_s: float | None, action_s: float | None) -> bool:
+    """Whether a call comes before an action for it would be done.
+
+    Work that is still under way when its call comes only takes the engine's time.  A call that is overdue (`eta_s`
+    under 0) by more than the action takes may as well stay away for long, so it does not count as coming first.
+    """
+    return eta_s is not None and action_s is not None and -action_s < eta_s < action_s
