@@ -28,8 +28,8 @@ async def test_messages_are_remembered_while_their_run_goes_on() -> None:
 
     class Looking(WireModel):
         def _generate(self, *args, **kwargs):
+            runtime.expectations()  # first: then every signal so far was taken in
             seen.append(len(runtime._state.book._memo))
-            runtime.expectations()
             return super()._generate(*args, **kwargs)
 
     with Runtime(RuntimeSettings(engine="null")) as runtime:
