@@ -43,6 +43,9 @@ POOL_TOKENS: Final = 10_500
 SMALL_WINDOW_TOKENS: Final = 2_048
 #: Share of its prompt under which a call counts as having lost its context.
 LOST_RATIO: Final = 0.5
+#: Pauses per agent: a repeat of the main point has enough lost calls for a median of its own; a point of the sweep, of
+#: which there is mostly one repeat, only places itself.
+MAIN_PAUSES, SWEEP_PAUSES = 4, 2
 #: Points of the sweep beside the main one: from no pressure at all to a live set of twice the pool.
 SWEEP_PRESSING: Final = (0, 1, 4, 6)
 
@@ -67,12 +70,12 @@ def servers_plan(options: BenchOptions, name: str = "tool-pause") -> ServersPlan
 
 async def tool_pause(servers: Servers, options: BenchOptions, on_progress: Progress) -> BenchResult:
     """Run `tool-pause`: the main point, then the sweep of pressure."""
-    plan = ToolPausePlan()
+    plan = ToolPausePlan(num_pauses=MAIN_PAUSES)
     arms = chosen_arms(ARMS, options.arms)
     main = await _tool_pause_point(servers, plan, arms, options.repeats, on_progress)
     sweep = [_point_row(plan, main)]
     for num_pressing in SWEEP_PRESSING if options.sweep_repeats else ():
-        point = replace(plan, num_pressing=num_pressing)
+        point = replace(plan, num_pressing=num_pressing, num_pauses=SWEEP_PAUSES)
         done = await _tool_pause_point(servers, point, arms, options.sweep_repeats, on_progress)
         sweep.append(_point_row(point, done))
     samples = samples_of(main, chosen=lost_calls)
