@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import TypeAlias
 
 import torch
 
@@ -22,9 +23,9 @@ from pancake_kernels.kv_codec.frame import (
 )
 
 #: What a frame may lie in.
-Buffer = torch.Tensor | bytes | bytearray | memoryview
+Buffer: TypeAlias = torch.Tensor | bytes | bytearray | memoryview
 #: Keys, values.
-KVPair = tuple[torch.Tensor, torch.Tensor]
+KVPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 #: Views of a frame start where every dtype of a payload can be viewed.
 _ALIGNMENT = 4
 
@@ -107,8 +108,8 @@ class KVCodec:
         for name, tensor in (("keys", keys), ("values", values)):
             if tuple(tensor.shape) != wanted or tensor.dtype is not header.dtype or tensor.device != buffer.device:
                 raise TensorRefused(
-                    f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}: the frame holds {wanted}, "
-                    f"{header.dtype}, {buffer.device}; to mend: allocate that, or call decode"
+                    f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}: the frame holds "
+                    f"{wanted}, {header.dtype}, {buffer.device}; to mend: allocate that, or call decode"
                 )
         self._fill(header, buffer, keys, values)
 
@@ -191,8 +192,8 @@ class KVCodec:
             self.backend.quantize(source, plane)
             if bool(plane.scales.isnan().any()):
                 raise ValuesRefused(
-                    f"{name} hold NaN, an infinity or magnitudes beyond 1e31: mode {header.mode} takes finite values of "
-                    "usual size; to mend: use mode exact"
+                    f"{name} hold NaN, an infinity or magnitudes beyond 1e31: mode {header.mode} takes finite values "
+                    "of usual size; to mend: use mode exact"
                 )
 
     def _read(self, header: Header, buffer: torch.Tensor) -> KVPair:
@@ -221,7 +222,9 @@ def as_bytes(buffer: Buffer) -> torch.Tensor:
     """
     if isinstance(buffer, torch.Tensor):
         if buffer.dtype is not torch.uint8 or buffer.dim() != 1:
-            raise FrameDamaged(f"frame as a tensor of {buffer.dtype} with {buffer.dim()} axes: allowed is uint8, one axis")
+            raise FrameDamaged(
+                f"frame as a tensor of {buffer.dtype} with {buffer.dim()} axes: allowed is uint8, one axis"
+            )
         return buffer.contiguous()
     view = memoryview(buffer).cast("B")
     if not view.nbytes:
@@ -268,9 +271,7 @@ def _continues(base: Header, new: Header) -> bool:
 def _planes(
     header: Header, parts: dict[str, torch.Tensor], keys: torch.Tensor, values: torch.Tensor
 ) -> tuple[tuple[str, Plane, torch.Tensor], ...]:
-    of_keys = Plane(
-        Grouping.PER_CHANNEL, header.key_group, parts["keys"], parts["key_scales"], parts.get("key_zeros")
-    )
+    of_keys = Plane(Grouping.PER_CHANNEL, header.key_group, parts["keys"], parts["key_scales"], parts.get("key_zeros"))
     of_values = Plane(
         Grouping.PER_TOKEN, header.value_group, parts["values"], parts["value_scales"], parts.get("value_zeros")
     )

@@ -130,7 +130,7 @@ class Section:
     def num_bytes(self) -> int:
         """Return its size."""
         first, second, third = self.shape
-        return first * second * third * self.dtype.itemsize
+        return first * second * third * int(self.dtype.itemsize)
 
 
 def num_groups(size: int, group: int) -> int:
@@ -227,13 +227,17 @@ def parse_header(head: bytes, num_bytes: int) -> Header:
     if len(head) < HEADER_BYTES or head[:4] != MAGIC:
         raise FrameDamaged(f"buffer of {num_bytes} bytes: not a KV frame, which begins with {MAGIC!r}; drop it")
     if head[4] != VERSION:
-        raise FrameUnknown(f"KV frame of version {head[4]}: allowed is {VERSION}; to mend: update the reader, or drop it")
+        raise FrameUnknown(
+            f"KV frame of version {head[4]}: allowed is {VERSION}; to mend: update the reader, or drop it"
+        )
     body = head[: _FIELDS.size]
     if _CRC.unpack(head[_FIELDS.size : HEADER_BYTES])[0] != zlib.crc32(body):
         raise FrameDamaged("KV frame: the header does not match its checksum; drop it")
     _, _, codec, dtype, kind, layers, tokens, width, key_group, value_group, base_tokens, payload = _FIELDS.unpack(body)
     if codec >= len(_MODES) or dtype >= len(_DTYPES) or kind > _DELTA:
-        raise FrameUnknown(f"KV frame with codec {codec}, dtype {dtype}, kind {kind}: not known here; update the reader")
+        raise FrameUnknown(
+            f"KV frame with codec {codec}, dtype {dtype}, kind {kind}: not known here; update the reader"
+        )
     mode = _MODES[codec]
     if mode is not Mode.EXACT and not (key_group and value_group):
         raise FrameDamaged(f"KV frame in mode {mode} without group sizes; drop it")

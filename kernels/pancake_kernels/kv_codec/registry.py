@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -41,7 +41,7 @@ def codec_for(device: torch.device | str) -> KVCodec:
     return _probed(torch.device(device).type)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _probed(kind: str) -> KVCodec:
     reference = KVCodec(ReferenceBackend())
     if (make := _TRIED.get(kind)) is None:

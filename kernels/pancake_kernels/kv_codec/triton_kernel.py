@@ -119,7 +119,7 @@ def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _widen(loaded):  # type: ignore[no-untyped-def]
+def _widen(loaded):
     """Return float32 from loaded elements: int16 holds bfloat16's bits."""
     if loaded.dtype == tl.int16:
         return (loaded.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -127,19 +127,19 @@ def _widen(loaded):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _rint(number):  # type: ignore[no-untyped-def]
+def _rint(number):
     """Round to an integer, halves to even."""
     return (number + _ROUNDING) - _ROUNDING
 
 
 @triton.jit
-def _scale_at(scales, offsets, mask):  # type: ignore[no-untyped-def]
+def _scale_at(scales, offsets, mask):
     """Load stored scales as float32."""
     return _widen(tl.load(scales + offsets, mask=mask, other=0x3F80))
 
 
 @triton.jit
-def _group_offsets(rows, columns, tokens, width, groups, group: tl.constexpr, per_channel: tl.constexpr):  # type: ignore[no-untyped-def]
+def _group_offsets(rows, columns, tokens, width, groups, group: tl.constexpr, per_channel: tl.constexpr):
     """Return where the scales of elements lie; `rows` count tokens through all layers."""
     if per_channel:
         index = tl.minimum((rows % tokens) // group, groups - 1)
@@ -148,7 +148,7 @@ def _group_offsets(rows, columns, tokens, width, groups, group: tl.constexpr, pe
 
 
 @triton.jit
-def _scale_kernel(  # type: ignore[no-untyped-def]
+def _scale_kernel(
     elements,
     scales,
     zeros,
@@ -181,7 +181,9 @@ def _scale_kernel(  # type: ignore[no-untyped-def]
     inside = (start + member < stop)[:, None] & lanes_in[None, :]
     block = _widen(tl.load(elements + offsets, mask=inside, other=0))
     # The first member stands in for what lies outside, so that it changes neither end of the range.
-    first = _widen(tl.load(elements + tl.min(tl.where(inside, offsets, 0x7FFFFFFFFFFFFFFF), axis=0), mask=lanes_in, other=0))
+    first = _widen(
+        tl.load(elements + tl.min(tl.where(inside, offsets, 0x7FFFFFFFFFFFFFFF), axis=0), mask=lanes_in, other=0)
+    )
     block = tl.where(inside, block, first[None, :])
     low = tl.min(block, axis=0)
     high = tl.max(block, axis=0)
@@ -202,7 +204,20 @@ def _scale_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _code(elements, scales, zeros, rows, columns, mask, tokens, width, groups, group: tl.constexpr, per_channel: tl.constexpr, packed: tl.constexpr):  # type: ignore[no-untyped-def]
+def _code(
+    elements,
+    scales,
+    zeros,
+    rows,
+    columns,
+    mask,
+    tokens,
+    width,
+    groups,
+    group: tl.constexpr,
+    per_channel: tl.constexpr,
+    packed: tl.constexpr,
+):
     """Return the codes (int32) of elements; 0 outside the mask."""
     where = _group_offsets(rows, columns, tokens, width, groups, group, per_channel)
     scale = _scale_at(scales, where, mask)
@@ -217,7 +232,7 @@ def _code(elements, scales, zeros, rows, columns, mask, tokens, width, groups, g
 
 
 @triton.jit
-def _quantize_kernel(  # type: ignore[no-untyped-def]
+def _quantize_kernel(
     elements,
     scales,
     zeros,
@@ -248,7 +263,7 @@ def _quantize_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _dequantize_kernel(  # type: ignore[no-untyped-def]
+def _dequantize_kernel(
     codes,
     scales,
     zeros,
