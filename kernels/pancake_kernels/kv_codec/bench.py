@@ -67,8 +67,7 @@ def measure(sample: Sample, *, device: str, repeats: int) -> Report:
     rows = [_copy_row(chunks, repeats)]
     if (eight := _fp8_row(chunks, repeats)) is not None:
         rows.append(eight)
-    for mode in Mode:
-        rows.append(_codec_row(codec, mode, chunks, repeats))
+    rows += [_codec_row(codec, mode, chunks, repeats) for mode in Mode]
     rows += [_codec_row(KVCodec(ReferenceBackend()), mode, chunks, repeats) for mode in (Mode.INT8, Mode.INT4)]
     return Report(
         date=datetime.now(UTC).date().isoformat(),
@@ -83,7 +82,7 @@ def measure(sample: Sample, *, device: str, repeats: int) -> Report:
 
 
 def _codec_row(codec: KVCodec, mode: Mode, chunks: Sequence[tuple[torch.Tensor, torch.Tensor]], repeats: int) -> Row:
-    keys, values = chunks[0]
+    keys = chunks[0][0]
     size = encoded_size(tuple(keys.shape), keys.dtype, mode)
     frames = [torch.empty(size, dtype=torch.uint8, device=keys.device) for _ in chunks]
     out = [(torch.empty_like(keys), torch.empty_like(values)) for keys, values in chunks]
@@ -126,7 +125,7 @@ def _fp8_row(chunks: Sequence[tuple[torch.Tensor, torch.Tensor]], repeats: int) 
 def _speed(action: Action, chunks: Sequence[tuple[torch.Tensor, torch.Tensor]], repeats: int) -> float:
     """Return GB/s of KV through `action`: the median of rounds through all chunks, after one that warms up."""
     on_gpu = chunks[0][0].is_cuda
-    num_bytes = sum(2 * keys.numel() * keys.dtype.itemsize for keys, _ in chunks)
+    num_bytes = sum(2 * int(keys.nbytes) for keys, _ in chunks)
     rounds: list[float] = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
@@ -170,20 +169,21 @@ def _percent(rms: float | None, largest: float | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench from a command line; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pancake_kernels.kv_codec.bench", description="Measure the KV codec."
-    )
+    prog = "python -m pancake_kernels.kv_codec.bench"
+    parser = argparse.ArgumentParser(prog=prog, description="Measure the KV codec.")
     parser.add_argument("--json", type=Path, help="write the report there, for `card`")
     parser.add_argument("--model", type=Path, help="folder of a model that transformers can load; needs --text")
     parser.add_argument("--text", type=Path, help="text file whose KV is taken")
     parser.add_argument("--tokens", type=int, default=4 * CHUNK_TOKENS, help="tokens of KV (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds per figure (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     asked = parser.parse_args(argv)
     if (asked.model is None) != (asked.text is None):
         parser.error("--model and --text go together")
-    if asked.tokens < CHUNK_TOKENS or asked.repeats < 1:
-        parser.error(f"--tokens is at least {CHUNK_TOKENS}, --repeats at least 1")
+    if asked.tokens < CHUNK_TOKENS or min(asked.repeats, asked.threads) < 1:
+        parser.error(f"--tokens is at least {CHUNK_TOKENS}, --repeats and --threads at least 1")
+    torch.set_num_threads(asked.threads)
     if asked.model is None:
         sample = synthetic_sample(asked.tokens)
     else:

@@ -30,7 +30,7 @@ on the same tensors; it casts without scales. Sizes include header, scales and z
 
 ## Bounds that are tested
 
-- Every element is within half a step of its group (half of the stored scale), before the result is rounded to its dtype.
+- Every element is within half a step of its group (half of the stored scale), before it is rounded to its dtype.
 - All implementations give the reference's bytes. Triton's kernels were run in Triton's interpreter, not on a GPU.
 - From 32 tokens and 64 channels on, 8 bits take at most 0.5235 of bfloat16 and 4 bits at most 0.2969, and 40 bytes.
 - NaN, infinities and magnitudes beyond about 1e31 are refused in both lossy modes; the exact mode keeps every bit.
