@@ -9,7 +9,17 @@ its error bound.
 """
 
 from pancake_kernels.kv_codec.codec import Buffer, KVCodec, read_header
-from pancake_kernels.kv_codec.frame import Header, KVShape, Mode, encoded_size
+from pancake_kernels.kv_codec.frame import Header, KVShape, Mode, encoded_size, settled_tokens
 from pancake_kernels.kv_codec.registry import codec_for
 
-__all__ = ["Buffer", "Header", "KVCodec", "KVShape", "Mode", "codec_for", "encoded_size", "read_header"]
+__all__ = [
+    "Buffer",
+    "Header",
+    "KVCodec",
+    "KVShape",
+    "Mode",
+    "codec_for",
+    "encoded_size",
+    "read_header",
+    "settled_tokens",
+]

@@ -145,6 +145,11 @@ def spans(size: int, group: int) -> Iterator[tuple[int, int]]:
         yield index * group, size if index == groups - 1 else (index + 1) * group
 
 
+def settled_tokens(tokens: int) -> int:
+    """Return how many of a thread's first tokens keep their groups when it grows: where its next delta should start."""
+    return tokens if tokens % KEY_GROUP == 0 else (num_groups(tokens, KEY_GROUP) - 1) * KEY_GROUP
+
+
 def header_for(shape: tuple[int, ...], dtype: torch.dtype, mode: Mode | str) -> Header:
     """Return the header of a full frame for keys and values of `shape` and `dtype`.
 
