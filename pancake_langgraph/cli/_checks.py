@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+import httpx
 import psutil
 
 from pancake_langgraph._errors import ConfigError, LaunchError, ModelFilesError, PancakeError
 from pancake_langgraph.config.address import require_http_address
+from pancake_langgraph.engines._compat import TIER_STATUS_ROUTE
 from pancake_langgraph.engines.base import Capabilities, Engine
 from pancake_langgraph.launch.device import installed_engine
 from pancake_langgraph.launch.ports import free_ports
@@ -32,6 +34,9 @@ _TRAPS: Final = ("torchvision", "torchaudio", "torchcodec")
 _MIN_MEMORY_BYTES: Final = 4 * 1024**3
 _MIN_SHM_BYTES: Final = 512 * 1024**2
 _PROBE_LIMIT_S: Final = 20.0
+_STATUS_LIMIT_S: Final = 5.0
+#: What a disk tier counts without anything being wrong.
+_EVERYDAY: Final = frozenset({"evicted", "gone"})
 _SHM: Final = Path("/dev/shm")  # noqa: S108 -- the fixed mount point of POSIX shared memory
 
 
@@ -176,7 +181,12 @@ def engine_checks(base_url: str, *, model: str | None, tier_url: str | None) -> 
     except TimeoutError:
         found = f"no answer from {base_url} within {_PROBE_LIMIT_S:.0f} s"
         return [CheckResult("server", "fail", found, "look at the engine's log; restart it")]
-    return capability_checks(capabilities) + ([_check_tier(tier_url)] if tier_url is not None else [])
+    results = capability_checks(capabilities)
+    if tier_url is not None:
+        results.append(_check_tier(tier_url))
+        if results[-1].status == "ok":
+            results += disk_tier_checks(_tier_status(tier_url))
+    return results
 
 
 async def _probe(base_url: str, model: str | None) -> Capabilities:
@@ -230,3 +240,33 @@ def _check_tier(tier_url: str) -> CheckResult:
     if answers(f"{tier_url.rstrip('/')}/healthcheck"):
         return CheckResult("cache server", "ok", f"{tier_url} answers")
     return CheckResult("cache server", "fail", f"{tier_url} does not answer", "restart it, or unset PANCAKE_TIER_URL")
+
+
+def _tier_status(tier_url: str) -> dict[str, Any]:
+    """Return what the cache server says of itself; empty where it says nothing."""
+    try:
+        decoded = httpx.get(tier_url.rstrip("/") + TIER_STATUS_ROUTE, timeout=_STATUS_LIMIT_S, trust_env=False).json()
+    except (httpx.HTTPError, ValueError, RecursionError):
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def disk_tier_checks(status: dict[str, Any]) -> list[CheckResult]:
+    """Say for each adapter below host memory whether it checks what it serves, and what it had to refuse."""
+    manager = status.get("storage_manager")
+    adapters = manager.get("l2_adapters") if isinstance(manager, dict) else None
+    results = []
+    for adapter in adapters if isinstance(adapters, list) else []:
+        kind, counts = str(adapter.get("type")), adapter.get("counts")
+        if not isinstance(counts, dict):
+            fix = "use the verified adapter (`pancake up` does by default); see docs/tiers.md"
+            results.append(CheckResult("stored KV", "warn", f"{kind} serves what it reads without checking it", fix))
+            continue
+        troubles = ", ".join(f"{name} {count}" for name, count in counts.items() if name not in _EVERYDAY)
+        found = f"{kind} checks what it serves"
+        if troubles:
+            fix = "look at the disk and at who writes there; the counts are explained in docs/tiers.md"
+            results.append(CheckResult("stored KV", "warn", f"{found}; since its start: {troubles}", fix))
+        else:
+            results.append(CheckResult("stored KV", "ok", found))
+    return results

@@ -14,7 +14,7 @@ import click
 from pancake_langgraph._errors import LaunchError
 from pancake_langgraph.cli._progress import show_progress
 from pancake_langgraph.config.folders import cache_dir
-from pancake_langgraph.launch.plans import Dtype, StackPlan, TierPlan
+from pancake_langgraph.launch.plans import DiskAdapter, Dtype, StackPlan, TierPlan
 from pancake_langgraph.launch.ports import require_free
 from pancake_langgraph.launch.stack import Stack
 from pancake_langgraph.weights import TOOLS_TEMPLATE, prepare_smollm
@@ -34,6 +34,15 @@ def state_path() -> Path:
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of the model server (default: a free one).")
 @click.option("--no-tier", is_flag=True, help="Start no KV cache server.")
 @click.option("--l2-dir", type=click.Path(path_type=Path), help="Keep the disk tier in this folder.")
+@click.option("--l2-bytes", type=int, default=10_000_000_000, show_default=True, help="Most bytes in that folder.")
+@click.option("--l2-key-file", type=click.Path(path_type=Path), help="Encrypt the disk tier with the key in this file.")
+@click.option(
+    "--l2-adapter",
+    type=click.Choice(get_args(DiskAdapter)),
+    default="verified",
+    show_default=True,
+    help="plain: LMCache's own, without checks and cap.",
+)
 @click.option("--l1-bytes", type=int, default=400_000_000, show_default=True, help="Host memory for KV, in bytes.")
 @click.option(
     "--kv-pool-bytes", type=int, default=200_000_000, show_default=True, help="The engine's KV pool, in bytes."
@@ -63,7 +72,7 @@ def up(model_dir: Path | None, dtype: Dtype, no_tier: bool, l2_dir: Path | None,
         num_threads=options["threads"],
         # The test model's own template has no tools section; other models keep theirs.
         chat_template=TOOLS_TEMPLATE if default_model else None,
-        tier=None if no_tier else TierPlan(l1_bytes=l1_bytes, l2_dir=l2_dir),
+        tier=None if no_tier else _tier_plan(l1_bytes, l2_dir, options),
         engine_port=options["port"],
         run_dir=options["log_dir"],
     )
@@ -75,6 +84,16 @@ def up(model_dir: Path | None, dtype: Dtype, no_tier: bool, l2_dir: Path | None,
             click.echo("stopping", err=True)
         finally:
             state_path().unlink(missing_ok=True)
+
+
+def _tier_plan(l1_bytes: int, l2_dir: Path | None, options: dict[str, Any]) -> TierPlan:
+    return TierPlan(
+        l1_bytes=l1_bytes,
+        l2_dir=l2_dir,
+        l2_adapter=options["l2_adapter"],
+        l2_bytes=options["l2_bytes"],
+        l2_key_file=options["l2_key_file"],
+    )
 
 
 def _announce(stack: Stack) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pancake_langgraph.launch.plans import TierPlan
 from pancake_langgraph.launch.ports import LOOPBACK
@@ -46,10 +46,25 @@ def lmcache_command(plan: TierPlan, places: TierPlaces, *, device: Literal["cpu"
     argv += ["--chunk-size", str(plan.chunk_tokens), "--l1-size-gb", f"{plan.l1_bytes / _GB:.6f}"]
     argv += ["--eviction-policy", "LRU", "--l2-prefetch-policy", "retain"]
     if places.l2_dir is not None:
-        argv += ["--l2-adapter", json.dumps({"type": "fs", "base_path": str(places.l2_dir)})]
+        argv += ["--l2-adapter", json.dumps(_disk_adapter(plan, places.l2_dir))]
     env = dict(COMMON_ENV)
     if device == "cpu":
         # On CPU only the engine-driven mode starts at all, and only shared memory makes it fast.
         argv += ["--supported-transfer-mode", "engine_driven", "--shm-name", places.shm_name]
         env["OMP_NUM_THREADS"] = "1"
     return Command(tuple(argv), env)
+
+
+def _disk_adapter(plan: TierPlan, folder: Path) -> dict[str, Any]:
+    """Return how the cache server is told what to use for its disk tier."""
+    if plan.l2_adapter == "plain":
+        return {"type": "fs", "base_path": str(folder)}
+    params: dict[str, Any] = {"base_path": str(folder), "max_capacity_gb": plan.l2_bytes / _GB}
+    if plan.l2_key_file is not None:
+        params["key_file"] = str(plan.l2_key_file.resolve())
+    return {
+        "type": "plugin",
+        "module_path": "pancake_lmcache.disk_adapter",
+        "class_name": "VerifiedDiskAdapter",
+        "adapter_params": params,
+    }

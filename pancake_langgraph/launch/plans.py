@@ -10,6 +10,7 @@ from pancake_langgraph._errors import ConfigError
 
 Device = Literal["auto", "cpu", "gpu"]
 Dtype = Literal["bfloat16", "float32", "float16", "auto"]
+DiskAdapter = Literal["verified", "plain"]
 
 _MIN_POOL_BYTES = 1_000_000
 
@@ -38,6 +39,13 @@ class TierPlan:
     """Folder of the disk tier; it survives.  `None`: a folder of the run, removed at the end."""
     l2: bool = True
     """Whether there is a disk tier at all."""
+    l2_adapter: DiskAdapter = "verified"
+    """What writes and reads it.  `verified`: serves only what is proven right and keeps the cap.  `plain`: LMCache's own,
+    which checks nothing and has no cap."""
+    l2_bytes: int = 10_000_000_000
+    """Most bytes in that folder, over all servers that use it and with what earlier runs left; at least 16 MB."""
+    l2_key_file: Path | None = None
+    """File with the key that encrypts the disk tier, 32 bytes or 64 hexadecimal digits.  `None`: checksums only."""
     chunk_tokens: int = 64
     """Tokens per stored chunk; a multiple of the engine's block size."""
     port: int | None = None
@@ -54,6 +62,15 @@ class TierPlan:
     def __post_init__(self) -> None:
         """Check every range."""
         _require_range("l1_bytes", self.l1_bytes, 16_000_000, 2**50)
+        _require_range("l2_bytes", self.l2_bytes, 16_000_000, 2**60)
+        if self.l2_key_file is not None and self.l2_adapter != "verified":
+            raise ConfigError(
+                f"l2_key_file: got {self.l2_key_file} with l2_adapter {self.l2_adapter!r}; use 'verified'"
+            )
+        if self.l2_key_file is not None and not self.l2_key_file.is_file():
+            raise ConfigError(
+                f"l2_key_file: got {self.l2_key_file}, allowed is a file; make one with `openssl rand -hex 32`"
+            )
         _require_range("chunk_tokens", self.chunk_tokens, 16, 4096)
         _require_range("mq_timeout_s", self.mq_timeout_s, 0.1, 300.0)
         _require_range("heartbeat_s", self.heartbeat_s, 0.1, 300.0)

@@ -117,13 +117,28 @@ def test_a_running_engine_and_tier_are_listed(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(_checks, "_probe", there)
     monkeypatch.setattr(_checks, "answers", lambda url: url == "http://127.0.0.1:8/healthcheck")
+    monkeypatch.setattr(_checks, "_tier_status", lambda url: {"storage_manager": {"l2_adapters": [{"type": "Plain"}]}})
     args = ["--base-url", "http://127.0.0.1:9/v1", "--tier-url", "http://127.0.0.1:8/"]
     outcome = CliRunner().invoke(doctor, args)
     assert outcome.exit_code == 0
     assert "block size" in outcome.stdout
     assert "http://127.0.0.1:8/ answers" in outcome.stdout
+    assert "Plain serves what it reads" in outcome.stdout
     monkeypatch.setattr(_checks, "answers", lambda url: False)
     assert CliRunner().invoke(doctor, args).exit_code == 1
+
+
+def test_the_disk_tier_is_named_with_what_it_had_to_refuse() -> None:
+    def found(*adapters: dict[str, object]) -> list[CheckResult]:
+        return _checks.disk_tier_checks({"storage_manager": {"l2_adapters": list(adapters)}})
+
+    verified = {"type": "VerifiedDiskAdapter", "counts": {"evicted": 3, "gone": 1}}
+    refusing = {"type": "VerifiedDiskAdapter", "counts": {"evicted": 3, "refused_damaged": 2}}
+    assert [result.status for result in found(verified, refusing, {"type": "FSL2Adapter"})] == ["ok", "warn", "warn"]
+    assert "refused_damaged 2" in found(refusing)[0].found
+    assert "evicted" not in found(refusing)[0].found
+    assert "FSL2Adapter" in found({"type": "FSL2Adapter"})[0].found
+    assert _checks.disk_tier_checks({}) == _checks.disk_tier_checks({"storage_manager": None}) == found() == []
 
 
 def test_the_text_form_shows_fixes_and_the_exit_code_says_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,9 +224,7 @@ def test_objects_of_another_key_or_a_later_version_are_left_until_they_are_repla
     assert plain.load() == PAYLOAD
 
 
-def test_a_full_disk_drops_the_store_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_drops_the_store_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(tmp_path)
     disk.store(OTHER_CHUNK)
     used, write = disk.space.used_bytes(), os.pwrite

@@ -114,7 +114,12 @@ def test_the_cpu_tier_uses_engine_driven_shared_memory_and_keeps_prefetched_chun
     assert value_of(command.argv, "--shm-name") == "pancake_x"
     assert value_of(command.argv, "--l2-prefetch-policy") == "retain"
     assert float(value_of(command.argv, "--l1-size-gb")) == 1.0
-    assert json.loads(value_of(command.argv, "--l2-adapter")) == {"type": "fs", "base_path": "/run/l2"}
+    assert json.loads(value_of(command.argv, "--l2-adapter")) == {
+        "type": "plugin",
+        "module_path": "pancake_lmcache.disk_adapter",
+        "class_name": "VerifiedDiskAdapter",
+        "adapter_params": {"base_path": "/run/l2", "max_capacity_gb": 10_000_000_000 / 1024**3},
+    }
     assert value_of(command.argv, "--host") == value_of(command.argv, "--http-host") == "127.0.0.1"
 
 
@@ -122,6 +127,19 @@ def test_the_gpu_tier_moves_kv_its_own_way() -> None:
     command = lmcache_command(TierPlan(), TIER_PLACES, device="gpu")
     assert "--supported-transfer-mode" not in command.argv
     assert "--shm-name" not in command.argv
+
+
+def test_the_disk_tier_may_be_encrypted_or_lmcaches_own(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    with pytest.raises(ConfigError, match="openssl rand"):
+        TierPlan(l2_key_file=key)
+    key.write_text("ab" * 32)
+    argv = lmcache_command(TierPlan(l2_key_file=key), TIER_PLACES, device="cpu").argv
+    assert json.loads(value_of(argv, "--l2-adapter"))["adapter_params"]["key_file"] == str(key.resolve())
+    argv = lmcache_command(TierPlan(l2_adapter="plain"), TIER_PLACES, device="cpu").argv
+    assert json.loads(value_of(argv, "--l2-adapter")) == {"type": "fs", "base_path": "/run/l2"}
+    with pytest.raises(ConfigError, match="verified"):
+        TierPlan(l2_adapter="plain", l2_key_file=key)
 
 
 def test_without_a_disk_tier_there_is_no_adapter() -> None:
