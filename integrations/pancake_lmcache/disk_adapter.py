@@ -4,10 +4,10 @@ Named to LMCache's server by `--l2-adapter`, its documented way to load an adapt
 `{"type": "plugin", "module_path": "pancake_lmcache.disk_adapter", "class_name": "VerifiedDiskAdapter",
 "adapter_params": {"base_path": FOLDER, "max_capacity_gb": 10.0}}`.
 
-Why an adapter and not a serde, which in LMCache 0.5.6 is also given the object's key: a serde cannot be named from
-outside (the registry is filled by LMCache's own modules only), one bad object fails the whole batch of loads, and it has
-no hold of the file, so that a bad one would be refused for ever, since the plain adapter does not write a name that
-exists.  Nor can it keep a cap.  Why not a subclass of the plain adapter: all of its file handling is private.
+Why an adapter and not a serde, which in LMCache 0.5.6 is also given the object's key: the command line can name only
+serdes that LMCache registers itself, one bad object fails the whole batch of loads, and a serde has no hold of files,
+so that a bad one would be refused for ever, since the plain adapter does not write a name that exists.  Nor can it keep
+a cap.  Why not a subclass of the plain adapter: all of its file handling is private.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = init_logger(LOGGER_NAME)
 _Result = TypeVar("_Result")
 
 
-class VerifiedDiskAdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
+class VerifiedDiskAdapterConfig(L2AdapterConfigBase):
     """Settings of the disk tier, as in `adapter_params`."""
 
     def __init__(
@@ -119,7 +119,7 @@ class _Lane(Generic[_Result]):
             nonlocal left
             try:
                 results[index] = job()
-            except Exception as error:  # the server must go on; a miss is always a right answer
+            except Exception as error:  # noqa: BLE001 - the server must go on; a miss is always a right answer
                 self._counts.add("failed_task", detail=repr(error))
             with self._lock:
                 left -= 1
@@ -153,7 +153,7 @@ class _Lane(Generic[_Result]):
         self._notifier.notify()
 
 
-class VerifiedDiskAdapter(L2AdapterInterface):  # type: ignore[misc]
+class VerifiedDiskAdapter(L2AdapterInterface):
     """Objects in a folder, served only when they are proven right, under a cap.  Thread-safe."""
 
     def __init__(self, config: VerifiedDiskAdapterConfig, l1_memory_desc: object = None) -> None:

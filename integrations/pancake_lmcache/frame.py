@@ -62,7 +62,7 @@ class Refusal(StrEnum):
 
     @property
     def may_be_of_use(self) -> bool:
-        """Whether somebody with another key or release could use the object, so that it is only replaced, not removed."""
+        """Whether another key or release could open it: then it is only replaced, not removed."""
         return self in (Refusal.VERSION, Refusal.CODEC, Refusal.KEY)
 
 
@@ -193,9 +193,10 @@ class Sealer:
         from cryptography.exceptions import InvalidTag
 
         try:
-            return self._cipher(header.identity).decrypt(header.nonce, bytes(body) + header.tag, bound)
+            plain: bytes = self._cipher(header.identity).decrypt(header.nonce, bytes(body) + header.tag, bound)
         except InvalidTag as error:
             raise Refused(Refusal.DAMAGED) from error
+        return plain
 
     def _cipher(self, identity: bytes) -> Any:
         """Return the cipher of one object: a key of its own, so that random nonces do not meet."""

@@ -72,12 +72,11 @@ class ObjectFolder:
         """Fill `payload` and say whether it is right; what it holds after `False` is not to be used."""
         try:
             with self._open(identity) as (fd, num_bytes):
-                head_bytes = self._sealer.header_bytes(identity)
-                if num_bytes != head_bytes + len(payload):  # told apart before any of it goes to its place
-                    head = os.pread(fd, head_bytes, 0)
-                    self._sealer.check_header(identity, head, total_bytes=num_bytes)
+                head = bytearray(self._sealer.header_bytes(identity))
+                if num_bytes != len(head) + len(payload):  # told apart before any of it goes to its place
+                    found = os.pread(fd, len(head), 0)
+                    self._sealer.check_header(identity, found, total_bytes=num_bytes)
                     raise Refused(Refusal.SIZE)
-                head = bytearray(head_bytes)
                 body = memoryview(bytearray(len(payload))) if self._sealer.encrypts else payload
                 if _read(fd, [memoryview(head), body]) != num_bytes:
                     raise Refused(Refusal.SIZE)

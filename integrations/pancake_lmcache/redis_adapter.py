@@ -141,7 +141,7 @@ class SealedClient:
         return right
 
 
-class VerifiedRedisAdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
+class VerifiedRedisAdapterConfig(L2AdapterConfigBase):
     """Settings of the Redis tier, as in `adapter_params`."""
 
     def __init__(self, host: str, port: int, *, num_workers: int = 8, key_file: str | None = None) -> None:
@@ -192,7 +192,7 @@ class VerifiedRedisAdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
         )
 
 
-class VerifiedRedisAdapter(NativeConnectorL2Adapter):  # type: ignore[misc]
+class VerifiedRedisAdapter(NativeConnectorL2Adapter):
     """Objects in Redis or Valkey, served only when they are proven right.  Thread-safe."""
 
     def __init__(self, config: VerifiedRedisAdapterConfig, l1_memory_desc: object = None) -> None:

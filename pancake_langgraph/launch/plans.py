@@ -40,8 +40,8 @@ class TierPlan:
     l2: bool = True
     """Whether there is a disk tier at all."""
     l2_adapter: DiskAdapter = "verified"
-    """What writes and reads it.  `verified`: serves only what is proven right and keeps the cap.  `plain`: LMCache's own,
-    which checks nothing and has no cap."""
+    """What writes and reads it.  `verified`: serves only what is proven right, and keeps the cap.  `plain`: LMCache's
+    own, which checks nothing and has no cap."""
     l2_bytes: int = 10_000_000_000
     """Most bytes in that folder, over all servers that use it and with what earlier runs left; at least 16 MB."""
     l2_key_file: Path | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pancake_lmcache.frame import VERSION, Identity, Refusal, Refused, Sealer, read_header, read_key_file
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pancake_lmcache.counts import Counts
 from pancake_lmcache.frame import Identity, Sealer
 from pancake_lmcache.objects import ObjectFolder
@@ -290,10 +291,11 @@ def test_clocks_that_jump_do_not_change_what_goes_first(tmp_path: Path, monkeypa
     shutil.rmtree(tmp_path)
     disk = Disk(tmp_path, cap_bytes=4 * size)
     chunks = [replace(CHUNK, chunk_hash=bytes([number]) * 32) for number in range(5)]
-    now, jumps = time.time_ns(), iter([0, 10**18, -(10**18), -(2 * 10**18), 5])
+    clock = iter([now := time.time_ns(), now + 10**18, now - 10**18, now - 2 * 10**18, now + 5, now + 6, now + 7])
+    monkeypatch.setattr(time, "time_ns", clock.__next__)
     for chunk in chunks[:4]:
-        monkeypatch.setattr(time, "time_ns", lambda at=now + next(jumps): at)
         disk.store(chunk)
     assert disk.load(chunks[0]) == PAYLOAD
     assert Disk(tmp_path, cap_bytes=4 * size).store(chunks[4])
+    monkeypatch.undo()
     assert [disk.folder.has(chunk) for chunk in chunks] == [True, False, False, True, True]

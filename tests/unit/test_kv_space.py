@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from pancake_lmcache.counts import Counts
 from pancake_lmcache.frame import Identity, Sealer
 from pancake_lmcache.objects import ObjectFolder
