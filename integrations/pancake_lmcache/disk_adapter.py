@@ -109,28 +109,33 @@ class _Lane(Generic[_Result]):
     def fileno(self) -> int:
         return int(self._notifier.fileno())
 
-    def submit(self, jobs: Sequence[Callable[[], Any]], finish: Callable[[list[Any]], _Result], *, default: Any) -> int:
-        """Run jobs side by side, then `finish` with their results; a job that raises gives `default`."""
+    def submit(
+        self,
+        jobs: Sequence[Callable[[], Any]],
+        result_of: Callable[[list[Any]], _Result],
+        *,
+        default: Any,
+        tell: Callable[[list[Any]], None] = lambda results: None,
+    ) -> int:
+        """Run jobs side by side; a job that raises gives `default`.  Then tell listeners, then say that it is done."""
         with self._lock:
             task_id, self._next_id = self._next_id, self._next_id + 1
         results, left = [default] * len(jobs), len(jobs)
 
         def run(index: int, job: Callable[[], Any]) -> None:
             nonlocal left
-            try:
-                results[index] = job()
-            except Exception as error:  # noqa: BLE001 - the server must go on; a miss is always a right answer
-                self._counts.add("failed_task", detail=repr(error))
+            results[index] = self._guarded(job, default)
             with self._lock:
                 left -= 1
                 is_last = left == 0
             if is_last:
-                self._complete(task_id, finish(results))
+                self._guarded(partial(tell, results), None)
+                self._complete(task_id, result_of(results))
 
         for index, job in enumerate(jobs):
             self._pool.submit(run, index, job)
         if not jobs:
-            self._complete(task_id, finish(results))
+            self._complete(task_id, result_of(results))
         return task_id
 
     def take(self, task_id: int) -> _Result | None:
@@ -146,6 +151,13 @@ class _Lane(Generic[_Result]):
         """End: tasks that run are waited for, since they use the caller's memory."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._notifier.close()
+
+    def _guarded(self, call: Callable[[], Any], default: Any) -> Any:
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - the server must go on; a miss is always a right answer; counted
+            self._counts.add("failed_task", detail=repr(error))
+            return default
 
     def _complete(self, task_id: int, result: _Result) -> None:
         with self._lock:
@@ -197,11 +209,13 @@ class VerifiedDiskAdapter(L2AdapterInterface):
         """Begin to store; return the task's number."""
         jobs = [partial(self._store, key, one) for key, one in zip(keys, objects, strict=True)]
 
-        def finish(written: list[int | None]) -> L2StoreResult:
+        def tell(written: list[int | None]) -> None:
             self._remember([(key, size) for key, size in zip(keys, written, strict=True) if size])
+
+        def result_of(written: list[int | None]) -> L2StoreResult:
             return L2StoreResult(None not in written, sum(size or 0 for size in written))
 
-        return self._stores.submit(jobs, finish, default=None)
+        return self._stores.submit(jobs, result_of, default=None, tell=tell)
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """Return what ended since the last call.  A task with an object that was dropped counts as failed."""
@@ -213,10 +227,10 @@ class VerifiedDiskAdapter(L2AdapterInterface):
         def look() -> list[bool]:
             return [self._folder.has(_identity(key)) for key in keys]
 
-        def finish(found: list[list[bool]]) -> Any:
+        def result_of(found: list[list[bool]]) -> Any:
             return _bitmap(found[0] or [False] * len(keys))
 
-        return self._lookups.submit([look], finish, default=[])
+        return self._lookups.submit([look], result_of, default=[])
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         """Return which objects were found, once; `None` while the lookup runs."""
@@ -229,12 +243,11 @@ class VerifiedDiskAdapter(L2AdapterInterface):
         """Begin to load; return the task's number."""
         jobs = [partial(self._load, key, one) for key, one in zip(keys, objects, strict=True)]
 
-        def finish(loaded: list[bool]) -> Any:
+        def tell(loaded: list[bool]) -> None:
             if hits := [key for key, good in zip(keys, loaded, strict=True) if good]:
                 self._notify_keys_accessed(hits)
-            return _bitmap(loaded)
 
-        return self._loads.submit(jobs, finish, default=False)
+        return self._loads.submit(jobs, _bitmap, default=False, tell=tell)
 
     def query_load_result(self, task_id: int) -> Any:
         """Return which objects were loaded and are right, once; `None` while the load runs."""

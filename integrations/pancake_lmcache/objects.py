@@ -111,8 +111,9 @@ class ObjectFolder:
         except OSError as error:
             self._count_failed_store(error)
             return None
+        is_written = self._fill(reservation, identity, [memoryview(head), memoryview(body)])
         self._told(reservation.evicted)
-        return num_bytes if self._fill(reservation, identity, [memoryview(head), memoryview(body)]) else None
+        return num_bytes if is_written else None
 
     def delete(self, identity: Identity) -> bool:
         """Remove an object; say whether it was there and is gone."""

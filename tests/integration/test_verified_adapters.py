@@ -163,6 +163,14 @@ def test_what_cannot_be_stored_or_read_at_all_is_counted_and_the_adapter_goes_on
     assert server.load(KEYS[1:2]) == PAYLOADS[1:2]
     assert server.counts == {"failed_task": 1}
 
+    def broken(*args: object) -> None:
+        raise RuntimeError("a listener of the server's")
+
+    server.adapter.register_listener(SimpleNamespace(on_l2_keys_stored=broken, on_l2_keys_accessed=broken))
+    assert server.store(KEYS[2:3], PAYLOADS[2:3])
+    assert server.load(KEYS[1:3]) == PAYLOADS[1:3]
+    assert server.counts == {"failed_task": 3}
+
 
 @pytest.mark.parametrize(
     "bad",
