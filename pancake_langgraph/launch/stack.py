@@ -89,7 +89,7 @@ class TierProcess:
         require_free(self.places.port, "cache server")
         require_free(self.places.http_port, "cache server (HTTP)")
         if self.places.l2_dir is not None:
-            self.places.l2_dir.mkdir(parents=True, exist_ok=True)
+            self.places.l2_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.process.start()
         return self.process.wait_ready(self.healthy, timeout_s=self.plan.ready_timeout_s, on_progress=self._on_progress)
 
