@@ -8,6 +8,8 @@ A request that is aborted while its KV is loaded is reported by LMCache 0.5.6 tw
 and as loaded.  vLLM 0.32 frees it at the first report and ends the engine process at the second; and if the load is the
 second, it goes on writing to blocks that were given away.  Here only the end of its load is reported.
 
+It also takes hints on the engine's own pool, see `pancake_vllm.pool_hints`.
+
 Used by `--kv-transfer-config` with `"kv_connector": "FailOpenLMCacheConnector"` and
 `"kv_connector_module_path": "pancake_vllm.lmcache_connector"`, both public options of vLLM.
 """
@@ -21,6 +23,8 @@ from typing import Any, Final
 
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats, LMCacheMPPromMetrics
+
+from pancake_vllm.pool_hints import PoolHintsMixin
 
 _LOST: Final = "lost_stores"
 _LOG_PAUSE_S: Final = 60.0
@@ -94,8 +98,8 @@ class FailOpenPromMetrics(LMCacheMPPromMetrics):
         self._lost[engine_idx].inc(transfer_stats_data.get(_LOST, 0))
 
 
-class FailOpenLMCacheConnector(LMCacheMPConnector):
-    """`LMCacheMPConnector` whose stores fail open, and which reports each aborted request once.
+class FailOpenLMCacheConnector(PoolHintsMixin, LMCacheMPConnector):
+    """`LMCacheMPConnector` whose stores fail open, which reports each aborted request once and takes pool hints.
 
     Used from the engine's step only, as its parent is.
     """
