@@ -59,6 +59,28 @@ class ActionKind(StrEnum):
     PREFETCH = "prefetch"
 
 
+class HintVerb(StrEnum):
+    """What a hint asks of the engine's pool: keep until later, keep no longer, evict first."""
+
+    HOLD = "hold"
+    RELEASE = "release"
+    RETIRE = "retire"
+
+
+class HintState(StrEnum):
+    """What became of a hint on the engine's pool.  Every hint gets exactly one.
+
+    `clipped`: less was taken than asked; `deferred`: it comes into force when the blocks are free; `rejected`: no room
+    under the cap; `missing`: the blocks are not there any more.
+    """
+
+    ACCEPTED = "accepted"
+    CLIPPED = "clipped"
+    DEFERRED = "deferred"
+    REJECTED = "rejected"
+    MISSING = "missing"
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts that a server reported for one call.

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from pancake_langgraph._errors import ContextOverflow, Unsupported
-from pancake_langgraph._types import Prompt, TokenPrefix
+from pancake_langgraph._types import HintState, HintVerb, Prompt, TokenPrefix
 from pancake_langgraph.engines.base import Capabilities, ChatDelta, ChatRequest, Engine, ReportsEvictions, Residency
+from pancake_langgraph.engines.pool_hints import HintAnswer, HoldHint, PoolHints, RetireHint
 
 WEATHER = {
     "type": "function",
@@ -163,6 +164,32 @@ class EngineContract:
         assert usage.cached_tokens == second.cached_tokens
         if (block := subject.can.block_size_tokens) is not None:
             assert second.cached_tokens == (len(tokens) - 1) // block * block > 0
+
+    async def test_a_hint_on_the_pool_gets_one_answer_or_is_ignored(self, subject: Subject) -> None:
+        block = subject.can.block_size_tokens
+        if not subject.can.token_prompts or block is None:
+            assert not subject.can.pool_hints
+            return
+        tokens = await subject.engine.tokenize(prompt_of(12), add_generation_prompt=True)
+        edge = len(tokens) // block * block
+        hold = PoolHints(hold=HoldHint("suite-1", edge, 30.0, 50))
+        report = await subject.engine.warm(TokenPrefix(tokens), priority=10, hints=hold)
+        if not subject.can.pool_hints:
+            assert report.answers == ()
+            return
+        assert report.answers == (HintAnswer(HintVerb.HOLD, "suite-1", HintState.ACCEPTED, edge),)
+        ends = PoolHints(release=("suite-1", "never"), retire=(RetireHint("suite-1"), RetireHint("none")))
+        report = await subject.engine.warm(TokenPrefix(tokens[:5]), priority=10, hints=ends)
+        assert [(answer.hint_id, answer.verb, answer.state) for answer in report.answers] == [
+            ("suite-1", HintVerb.RELEASE, HintState.ACCEPTED),
+            ("never", HintVerb.RELEASE, HintState.MISSING),
+            ("suite-1", HintVerb.RETIRE, HintState.ACCEPTED),
+            ("none", HintVerb.RETIRE, HintState.MISSING),
+        ]
+        more = PoolHints(hold=HoldHint("suite-2", edge + block, 30.0, 50))
+        report = await subject.engine.warm(TokenPrefix(tokens[:edge]), priority=10, hints=more)
+        assert report.answers == (HintAnswer(HintVerb.HOLD, "suite-2", HintState.CLIPPED, edge),)
+        await subject.engine.warm(TokenPrefix(tokens), priority=10, hints=PoolHints(release=("suite-2",)))
 
     async def test_a_salt_keeps_cache_entries_apart(self, subject: Subject) -> None:
         if not subject.can.cache_salt:

@@ -134,6 +134,7 @@ class HintBook:
                 free.append(block)
             elif len(self._retiring) < self._order.num_blocks:
                 self._retiring[block_hash] = now_s + _DEFER_S
+                self._next_expiry_s = min(self._next_expiry_s, now_s + _DEFER_S)
                 num_deferred += 1
         self._move_first(free[::-1])
         state = HintState.DEFERRED if num_deferred else HintState.ACCEPTED if free else HintState.MISSING
@@ -207,7 +208,8 @@ class HintBook:
         for held in [held for held in self._region if held.expires_s <= now_s]:
             self._lapse(held)
         self._retiring = {h: until_s for h, until_s in self._retiring.items() if until_s > now_s}
-        self._next_expiry_s = min((held.expires_s for held in self._region), default=float("inf"))
+        ends_s = [*(held.expires_s for held in self._region), *self._retiring.values()]
+        self._next_expiry_s = min(ends_s, default=float("inf"))
 
     def _drop(self, held: _Held) -> None:
         """Take a hint out; its blocks go before all held ones, or to another hint that holds them too."""

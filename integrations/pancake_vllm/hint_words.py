@@ -102,15 +102,15 @@ def read_orders(params: object) -> Orders | None:
 
     def refuse(verb: Verb, item: object) -> None:
         name = item.get("id") if isinstance(item, Mapping) else item
-        refused.append(Answer(verb, name if _is_id(name) else "", HintState.REJECTED))
+        refused.append(Answer(verb, _id(name) or "", HintState.REJECTED))
 
     hold = _hold(given["hold"]) if "hold" in given else None
     if "hold" in given and hold is None:
         refuse(Verb.HOLD, given["hold"])
     release: list[str] = []
     for item in _listed(given.get("release")):
-        if _is_id(item):
-            release.append(item)
+        if (name := _id(item)) is not None:
+            release.append(name)
         else:
             refuse(Verb.RELEASE, item)
     retire: list[Retire] = []
@@ -126,10 +126,10 @@ def read_orders(params: object) -> Orders | None:
 def _hold(item: object) -> Hold | None:
     if not isinstance(item, Mapping):
         return None
-    name, num_tokens = item.get("id"), item.get("num_tokens")
-    ttl_s, priority = item.get("ttl_s"), item.get("priority", 0)
-    if not _is_id(name) or not _is_whole(num_tokens) or num_tokens < 1 or not _is_whole(priority):
+    name, num_tokens, priority = _id(item.get("id")), _whole(item.get("num_tokens")), _whole(item.get("priority", 0))
+    if name is None or num_tokens is None or num_tokens < 1 or priority is None:
         return None
+    ttl_s = item.get("ttl_s")
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not math.isfinite(ttl_s) or ttl_s <= 0:
         return None
     return Hold(name, num_tokens, min(float(ttl_s), MAX_TTL_S), max(0, min(priority, MAX_PRIORITY)))
@@ -138,19 +138,17 @@ def _hold(item: object) -> Hold | None:
 def _retire(item: object) -> Retire | None:
     if not isinstance(item, Mapping):
         return None
-    name, keep_tokens = item.get("id"), item.get("keep_tokens", 0)
-    if not _is_id(name) or not _is_whole(keep_tokens) or keep_tokens < 0:
-        return None
-    return Retire(name, keep_tokens)
+    name, keep_tokens = _id(item.get("id")), _whole(item.get("keep_tokens", 0))
+    return None if name is None or keep_tokens is None or keep_tokens < 0 else Retire(name, keep_tokens)
 
 
 def _listed(value: object) -> list[Any]:
     return value[:MAX_PER_REQUEST] if isinstance(value, list) else []
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS
+def _id(value: object) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS else None
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

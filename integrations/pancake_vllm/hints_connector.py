@@ -13,11 +13,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from pancake_vllm.pool_hints import PoolHintsMixin
 
 
-class NoMetadata(KVConnectorMetadata):  # type: ignore[misc]
+class NoMetadata(KVConnectorMetadata):
     """What the scheduler tells the workers: nothing."""
 
 
-class _MovesNothing(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class _MovesNothing(KVConnectorBase_V1, SupportsHMA):
     """A connector without any KV outside the engine."""
 
     @property

@@ -97,7 +97,10 @@ class BlockPoolOrder:
     def hash_of(self, block: Any) -> Hashable | None:
         """Return what a block holds, without the number of its group."""
         key = block.block_hash
-        return None if key is None else self._get_block_hash(key)  # type: ignore[no-any-return]
+        if key is None:
+            return None
+        block_hash: Hashable = self._get_block_hash(key)
+        return block_hash
 
     def last(self) -> Any | None:
         """Return the free block that is given up last."""

@@ -33,6 +33,7 @@ _FIELDS: Final[dict[str, tuple[str, type[Any]]]] = {
     "PANCAKE_BREAKER_OPEN_S": ("breaker_open_s", float),
     "PANCAKE_MAX_CONTEXTS": ("max_contexts", int),
     "PANCAKE_FORECAST_DIR": ("forecast_dir", str),
+    "PANCAKE_POOL_HINTS": ("pool_hints", bool),
 }
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
@@ -85,6 +86,8 @@ def runtime_requested(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def _parse(name: str, text: str, parser: type[Any]) -> Any:
+    if parser is bool:
+        return parse_bool(name, text)
     try:
         return parser(text)
     except ValueError as exc:

@@ -19,6 +19,7 @@ class EngineFacts:
     prefix_caching: bool | None
     block_size_tokens: int | None
     pool_tokens: int | None
+    pool_hints: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Resolved:
     pool_tokens: int | None
     ask_token_ids: bool
     reasons: tuple[str, ...]
+    pool_hints: bool = False
 
 
 #: Cut used when an engine does not say its block size; a multiple of every size vLLM uses on CPU and GPU.
@@ -64,6 +66,10 @@ def resolve(settings: RuntimeSettings, facts: EngineFacts | None) -> Resolved:
     hold = warm and facts.kv_events and facts.pool_tokens is not None
     if warm and not hold:
         reasons.append("no KV events or pool size unknown: contexts are warmed once, not held")
+    hints = hold and settings.pool_hints and facts.pool_hints
+    if hold and not hints:
+        why = "engine takes none" if settings.pool_hints else "switched off"
+        reasons.append(f"no pool hints ({why}): contexts are held by reading them again")
     tier = settings.tier_url is not None
     reasons.append(f"tier {'at ' + settings.tier_url if settings.tier_url else 'not configured'}")
     if not facts.priority:
@@ -78,4 +84,5 @@ def resolve(settings: RuntimeSettings, facts: EngineFacts | None) -> Resolved:
         pool_tokens=facts.pool_tokens,
         ask_token_ids=facts.prompt_token_ids,
         reasons=tuple(reasons),
+        pool_hints=hints,
     )

@@ -36,6 +36,7 @@ class RuntimeSettings:
         breaker_failures: Failures in a row that open a breaker, at least 1.
         breaker_open_s: Time until an open breaker tries again, in (0, 600].
         max_contexts: Agent contexts remembered, at least 16.
+        pool_hints: Whether the engine's pool is told which contexts to hold, where it takes such hints.
         forecast_dir: Folder that keeps what is learnt about each graph (names of nodes, tools and fields, counts and
             durations; no text), so that a new process starts with it. `None` keeps nothing: no file is ever written
             that was not asked for.
@@ -61,6 +62,7 @@ class RuntimeSettings:
     breaker_open_s: float = 1.0
     max_contexts: int = 4096
     forecast_dir: str | None = None
+    pool_hints: bool = True
 
     def __post_init__(self) -> None:
         """Check every range.
@@ -86,6 +88,8 @@ class RuntimeSettings:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{name}: got a {type(value).__name__}, allowed is a text, or nothing")
+        if not isinstance(self.pool_hints, bool):
+            raise ConfigError(f"pool_hints: got {self.pool_hints!r}, allowed is True or False")
         for name in ("kv_events_endpoint", "kv_replay_endpoint"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value.startswith(("ipc://", "tcp://"))):

@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from pancake_langgraph._types import Prompt, TokenPrefix, Usage
+from pancake_langgraph.engines.pool_hints import HintAnswer, PoolHints
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine said (or showed) that it can do.  `None` means "not known"."""
+    """What an engine said (or showed) that it can do.  `None` means "not known".
+
+    `pool_hints` says that hints on its pool are carried out and answered.
+    """
 
     engine: str
     version: str | None = None
@@ -32,6 +36,7 @@ class Capabilities:
     priority: bool = False
     cache_salt: bool = False
     kv_events: bool = False
+    pool_hints: bool = False
     tool_parser: bool | None = None
     prefix_caching: bool | None = None
     notes: tuple[str, ...] = ()
@@ -69,11 +74,15 @@ class ChatDelta:
 
 @dataclass(frozen=True, slots=True)
 class WarmReport:
-    """What a warm-up did: `prompt_tokens` read, of which `cached_tokens` were there already (`None` = not said)."""
+    """What a warm-up did: `prompt_tokens` read, of which `cached_tokens` were there already (`None` = not said).
+
+    `answers` has one entry for each hint it carried, none where the engine takes no hints.
+    """
 
     prompt_tokens: int
     cached_tokens: int | None
     elapsed_s: float
+    answers: tuple[HintAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +153,11 @@ class Engine(Protocol):
         """
         ...
 
-    async def warm(self, prefix: TokenPrefix, *, priority: int) -> WarmReport:
+    async def warm(self, prefix: TokenPrefix, *, priority: int, hints: PoolHints | None = None) -> WarmReport:
         """Bring the KV of `prefix` into the engine's pool with a one-token request.
 
-        Larger `priority` numbers are served later.  Cancel the awaiting task to give the work up.
+        Larger `priority` numbers are served later.  Cancel the awaiting task to give the work up.  `hints` travel with
+        the request; an engine that takes none ignores them and answers none.
 
         Raises:
             Unsupported: if the engine takes no token prompts.

@@ -22,9 +22,11 @@ from pancake_langgraph.engines.base import (
     Residency,
     WarmReport,
 )
+from pancake_langgraph.engines.fake_hints import FakePoolHints
 from pancake_langgraph.engines.fake_pool import EventSink, LruBlockPool
 from pancake_langgraph.engines.fake_schedule import FakeScheduler, ServedCall, Work
 from pancake_langgraph.engines.fake_text import FakeAnswer, FakeToolCall
+from pancake_langgraph.engines.pool_hints import PoolHints
 
 __all__ = ["FakeAnswer", "FakeEngine", "FakeEngineSettings", "FakeToolCall", "ServedCall"]
 
@@ -47,6 +49,8 @@ class FakeEngineSettings:
         answer_words: Length of answers that no script gives.
         script: Scripted answers.
         strict_script: Whether a prompt without a scripted answer is refused.
+        pool_hints: Whether hints on the pool are carried out.
+        hold_cap_ratio: Share of the pool that hints may hold.
     """
 
     model: str = "fake"
@@ -59,6 +63,8 @@ class FakeEngineSettings:
     answer_words: int = 8
     script: Script = field(default_factory=dict)
     strict_script: bool = False
+    pool_hints: bool = False
+    hold_cap_ratio: float = 0.5
 
     def __post_init__(self) -> None:
         """Check every range.
@@ -94,6 +100,11 @@ class FakeEngine:
             step_tokens=self.settings.step_tokens,
             prefill_s_per_token=self.settings.prefill_s_per_token,
             decode_s_per_token=self.settings.decode_s_per_token,
+        )
+        self._hints = (
+            FakePoolHints(self._pool, self.clock, cap_ratio=self.settings.hold_cap_ratio)
+            if self.settings.pool_hints
+            else None
         )
         self._sinks: list[EventSink] = []
         self._listeners: list[Callable[[], None]] = []
@@ -157,6 +168,7 @@ class FakeEngine:
             priority=True,
             cache_salt=True,
             kv_events=True,
+            pool_hints=settings.pool_hints,
             tool_parser=True,
             prefix_caching=True,
         )
@@ -197,7 +209,7 @@ class FakeEngine:
             yield ChatDelta(finish_reason=reason)
             yield ChatDelta(usage=Usage(len(tokens), call.output_tokens, call.cached_tokens))
 
-    async def warm(self, prefix: TokenPrefix, *, priority: int) -> WarmReport:
+    async def warm(self, prefix: TokenPrefix, *, priority: int, hints: PoolHints | None = None) -> WarmReport:
         """Read `prefix` step by step; a cancelled warm-up leaves the blocks it has computed.
 
         Raises:
@@ -210,6 +222,7 @@ class FakeEngine:
         self._check_window(prefix.num_tokens, 1)
         self._warms += 1
         started_s = self.clock.now_s()
+        answers = self._hints.begin(hints) if self._hints is not None and hints is not None else []
         tokens = list(prefix.token_ids)
         call = self._scheduler.call("warm", tokens, prefix.cache_salt, priority=priority, planned_tokens=1)
         try:
@@ -217,10 +230,12 @@ class FakeEngine:
                 await call.prefill()
                 await call.decode([fake_text.SPECIAL["<end>"]], limit=1)
                 call.complete = True
+                if self._hints is not None and hints is not None:
+                    answers += self._hints.end(hints, prefix)
         except asyncio.CancelledError:
             self._warms_cancelled += 1
             raise
-        return WarmReport(prefix.num_tokens, call.cached_tokens, self.clock.now_s() - started_s)
+        return WarmReport(prefix.num_tokens, call.cached_tokens, self.clock.now_s() - started_s, tuple(answers))
 
     async def residency(self, prefix: TokenPrefix) -> Residency:
         """Say exactly how many leading tokens are in the pool."""

@@ -58,6 +58,13 @@ class LruBlockPool:
         self._on_events = on_events
         self._events: list[dict[str, Any]] = []
         self.allocated_tokens = 0
+        #: Called before free blocks are taken, so that their order can be put right.
+        self.before_use: Callable[[], None] | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return len(self._blocks)
 
     @property
     def num_free_blocks(self) -> int:
@@ -82,8 +89,25 @@ class LruBlockPool:
             count += 1
         return count * self.block_size_tokens
 
+    def hashes_of(self, token_ids: Sequence[int], cache_salt: str | None) -> tuple[int, ...]:
+        """Return the hashes of the whole blocks of a prefix."""
+        return tuple(block_hash for block_hash, _ in self._hashes(token_ids, cache_salt))
+
+    def holds(self, block_hash: int) -> bool:
+        """Say whether some block holds this."""
+        return block_hash in self._by_hash
+
+    def arrange(self, rank: Callable[[int], tuple[int, int]]) -> int:
+        """Order the free blocks by the rank of what they hold, else as they were; return how many go before 0."""
+        ranked = [((0, 0) if block.hash is None else rank(block.hash), block) for block in self._free]
+        ranked.sort(key=lambda pair: pair[0])
+        self._free = deque(block for _, block in ranked)
+        return sum(place < (0, 0) for place, _ in ranked)
+
     def allocate(self, token_ids: Sequence[int], cache_salt: str | None, *, extra_tokens: int) -> Allocation | None:
         """Take blocks for a prompt and `extra_tokens` after it; `None` when too few are free."""
+        if self.before_use is not None:
+            self.before_use()
         size = self.block_size_tokens
         hits: list[_Block] = []
         last_hash: int | None = None

@@ -14,6 +14,7 @@ from pancake_langgraph.engines.base import (
     Residency,
     WarmReport,
 )
+from pancake_langgraph.engines.pool_hints import PoolHints
 
 
 class NullEngine:
@@ -54,13 +55,13 @@ class NullEngine:
         del prompt, add_generation_prompt
         raise Unsupported("tokenize: the null engine has no tokenizer; use engine='vllm'")
 
-    async def warm(self, prefix: TokenPrefix, *, priority: int) -> WarmReport:
+    async def warm(self, prefix: TokenPrefix, *, priority: int, hints: PoolHints | None = None) -> WarmReport:
         """Refuse.
 
         Raises:
             Unsupported: always.
         """
-        del prefix, priority
+        del prefix, priority, hints
         raise Unsupported("warm: the null engine has no pool; use engine='vllm'")
 
     async def residency(self, prefix: TokenPrefix) -> Residency:

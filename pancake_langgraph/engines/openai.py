@@ -29,6 +29,7 @@ from pancake_langgraph.engines.base import (
     Residency,
     WarmReport,
 )
+from pancake_langgraph.engines.pool_hints import PARAMS_FIELD, PoolHints, answers_from_wire, hints_to_wire
 from pancake_langgraph.wire.errors import cut_stream
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class OpenAIEngine:
             )
         return await self._tokenize(found.model, prompt, add_generation_prompt=add_generation_prompt)
 
-    async def warm(self, prefix: TokenPrefix, *, priority: int) -> WarmReport:
+    async def warm(self, prefix: TokenPrefix, *, priority: int, hints: PoolHints | None = None) -> WarmReport:
         """Read `prefix` with a one-token request; cancelling the task closes the socket.
 
         Raises:
@@ -161,6 +162,8 @@ class OpenAIEngine:
             body["priority"] = priority
         if prefix.cache_salt is not None:
             body["cache_salt"] = prefix.cache_salt
+        if hints is not None and found.pool_hints:
+            body[PARAMS_FIELD] = hints_to_wire(hints)
         self._warms += 1
         started_s = time.monotonic()
         try:
@@ -173,6 +176,7 @@ class OpenAIEngine:
             prompt_tokens=usage.prompt_tokens if usage is not None else prefix.num_tokens,
             cached_tokens=usage.cached_tokens if usage is not None else None,
             elapsed_s=time.monotonic() - started_s,
+            answers=answers_from_wire(answer),
         )
 
     async def residency(self, prefix: TokenPrefix) -> Residency:

@@ -14,6 +14,7 @@ from pancake_langgraph.engines._http import is_loopback
 from pancake_langgraph.engines.base import Capabilities, Residency
 from pancake_langgraph.engines.kv_events import KvEventSubscriber
 from pancake_langgraph.engines.openai import DEFAULT_DEADLINE_S, OpenAIEngine
+from pancake_langgraph.engines.pool_hints import PARAMS_FIELD, PROBE_PARAMS, understands_hints
 from pancake_langgraph.engines.residency import PoolIndex
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class VllmEngine(OpenAIEngine):
     # -- finding out ----------------------------------------------------------------------------------------------
 
     def _probe_fields(self) -> dict[str, Any]:
-        return {"priority": _PROBE_PRIORITY, "return_token_ids": True}
+        return {"priority": _PROBE_PRIORITY, "return_token_ids": True, PARAMS_FIELD: PROBE_PARAMS}
 
     def _judge_completion(self, found: Capabilities, answer: Any) -> Capabilities:
         choices = answer.get("choices") if isinstance(answer, dict) else None
@@ -127,6 +128,7 @@ class VllmEngine(OpenAIEngine):
             found,
             priority=True,
             prompt_token_ids=bool(first.get("prompt_token_ids")),
+            pool_hints=understands_hints(answer),
             cache_salt=_compat.knows_cache_salt(found.version),
             notes=(*found.notes, "priorities count only with --scheduling-policy priority; the server does not say"),
         )

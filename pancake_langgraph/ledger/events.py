@@ -1,4 +1,4 @@
-"""The five kinds of event.  None of them holds prompt or answer text.
+"""The six kinds of event.  None of them holds prompt or answer text.
 
 All `at_s` are seconds on the runtime's monotonic clock; events of one ledger are in the order they were appended,
 which is the order of `at_s` per thread of execution.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from pancake_langgraph._types import ActionId, ActionKind, Outcome, SpanId, ThreadId
+from pancake_langgraph._types import ActionId, ActionKind, HintState, HintVerb, Outcome, SpanId, ThreadId
 
 
 class SpanKind(StrEnum):
@@ -95,6 +95,16 @@ class ActionRecorded(NamedTuple):
     outcome: Outcome | None = None
 
 
+class HintAnswered(NamedTuple):
+    """The engine answered one hint on its pool; `num_tokens` says how many tokens it is in force for."""
+
+    at_s: float
+    hint_id: str
+    verb: HintVerb
+    state: HintState
+    num_tokens: int
+
+
 class BreakerChanged(NamedTuple):
     """A circuit breaker opened (`is_open`) or closed again.  `part` names what it guards: `engine` or `tier`."""
 
@@ -104,4 +114,4 @@ class BreakerChanged(NamedTuple):
     reason: str
 
 
-Event = SpanStarted | SpanMarked | SpanEnded | ActionRecorded | BreakerChanged
+Event = SpanStarted | SpanMarked | SpanEnded | ActionRecorded | HintAnswered | BreakerChanged

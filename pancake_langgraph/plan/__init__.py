@@ -4,7 +4,7 @@ from pancake_langgraph.plan.compiled import CompiledPlan, Expected, Loop, Step, 
 from pancake_langgraph.plan.compiling import Learnt, compile_plan
 from pancake_langgraph.plan.declared import GraphPhases, declared_for, read_phases
 from pancake_langgraph.plan.habits import AnswerHabits
-from pancake_langgraph.plan.holding import HoldDecision, HoldVerb, Waiting, plan_holds
+from pancake_langgraph.plan.holding import HoldDecision, HoldVerb, Waiting, hold_priority, hold_ttl_s, plan_holds
 from pancake_langgraph.plan.warming import TOO_LATE, WarmInputs, WarmVerdict, plan_warm
 from pancake_langgraph.plan.words import plan_in_words, plan_mermaid
 
@@ -26,6 +26,8 @@ __all__ = [
     "WarmVerdict",
     "compile_plan",
     "declared_for",
+    "hold_priority",
+    "hold_ttl_s",
     "plan_holds",
     "plan_in_words",
     "plan_mermaid",

@@ -2,7 +2,8 @@
 
 The pool evicts by recency alone.  An agent that waits for a tool is certain to come back, so its context is worth
 more than its age says.  Two means exist from outside an engine, both one cheap request: *touch* a context that is
-still resident before eviction reaches it, and *restore* one that eviction has reached.
+still resident before eviction reaches it, and *restore* one that eviction has reached.  Where the engine takes hints on
+its pool, a touch carries one, and the context is left alone while that is in force.
 
 How far eviction is away follows from the pool's geometry.  Free blocks form one queue, oldest first:
 
@@ -21,6 +22,13 @@ from enum import StrEnum
 
 #: A context is touched when this share of the slack has been used up since its last use.
 TOUCH_AT_SLACK_RATIO = 0.5
+#: The same where the touch carries a hint: it is sent once, so that being early costs nothing more.
+HINT_AT_SLACK_RATIO = 0.1
+#: A hold outlasts the time at which the context is expected back by this factor and by this many seconds.
+HOLD_ETA_FACTOR = 2.0
+HOLD_SLACK_S = 5.0
+#: Priority of a hold for a context of which nobody knows when it comes back; 100 is for one due now.
+UNKNOWN_ETA_PRIORITY = 50
 
 
 class HoldVerb(StrEnum):
@@ -38,7 +46,7 @@ class Waiting:
 
     `num_tokens` is its prefix, `resident_tokens` how much of it lies in the pool, `turnover_tokens` how many tokens
     the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown,
-    under 0 overdue).
+    under 0 overdue), `is_held` that a hint on the engine's pool is in force for all of it.
     """
 
     key: str
@@ -46,6 +54,7 @@ class Waiting:
     resident_tokens: int
     turnover_tokens: int
     eta_s: float | None
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +73,13 @@ def plan_holds(
     running_tokens: int,
     reserve_ratio: float,
     block_size_tokens: int,
+    takes_hints: bool = False,
 ) -> tuple[HoldDecision, ...]:
     """Decide for every paused context, soonest to resume first.
 
     Contexts are taken in the order of `eta_s` (unknown last, ties by key) while their sum fits what running requests
-    and the reserve leave of the pool.  The result has one decision for each input, in that order.
+    and the reserve leave of the pool.  `takes_hints` says that a touch makes the engine hold.  The result has one
+    decision for each input, in that order.
     """
     budget_tokens = int(pool_tokens * (1.0 - reserve_ratio)) - running_tokens
     ordered = sorted(waiting, key=lambda w: (w.eta_s is None, max(w.eta_s or 0.0, 0.0), w.key))
@@ -80,7 +91,8 @@ def plan_holds(
         (taken if fits else refused).append(context)
         held_tokens += context.num_tokens if fits else 0
     slack_tokens = max(block_size_tokens, pool_tokens - running_tokens - held_tokens)
-    decisions = [_decide(context, slack_tokens, block_size_tokens) for context in taken]
+    touch_at_tokens = slack_tokens * (HINT_AT_SLACK_RATIO if takes_hints else TOUCH_AT_SLACK_RATIO)
+    decisions = [_decide(context, slack_tokens, touch_at_tokens, block_size_tokens) for context in taken]
     decisions += [
         HoldDecision(c.key, HoldVerb.REFUSE, f"over budget: {c.num_tokens} of {max(budget_tokens, 0)} tokens")
         for c in refused
@@ -88,11 +100,25 @@ def plan_holds(
     return tuple(decisions)
 
 
-def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int) -> HoldDecision:
+def hold_ttl_s(eta_s: float | None, *, longest_s: float) -> float:
+    """Return how long the engine shall hold a context that is expected back in `eta_s` seconds."""
+    if eta_s is None:
+        return longest_s
+    return min(max(eta_s, 0.0) * HOLD_ETA_FACTOR + HOLD_SLACK_S, longest_s)
+
+
+def hold_priority(eta_s: float | None) -> int:
+    """Return 0 to 100: the sooner a context is expected back, the later the engine gives it up under need."""
+    return UNKNOWN_ETA_PRIORITY if eta_s is None else 100 - min(max(int(eta_s), 0), 100)
+
+
+def _decide(context: Waiting, slack_tokens: int, touch_at_tokens: float, block_size_tokens: int) -> HoldDecision:
     missing_tokens = context.num_tokens - context.resident_tokens
     if missing_tokens >= block_size_tokens:
         return HoldDecision(context.key, HoldVerb.RESTORE, f"{missing_tokens} tokens not in the pool")
-    if context.turnover_tokens >= TOUCH_AT_SLACK_RATIO * slack_tokens:
+    if context.is_held:
+        return HoldDecision(context.key, HoldVerb.LEAVE, "held by the engine")
+    if context.turnover_tokens >= touch_at_tokens:
         return HoldDecision(
             context.key,
             HoldVerb.TOUCH,

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from uuid import UUID
 
 from pancake_langgraph._errors import EngineError, EngineRejected, TierError
 from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
-from pancake_langgraph.engines.base import Engine, Residency
+from pancake_langgraph.engines.base import Engine, Residency, WarmReport
 from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
 from pancake_langgraph.plan import TOO_LATE, HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
 from pancake_langgraph.runtime.action_times import ActionTimes, Work
 from pancake_langgraph.runtime.expectations import Cause, Expectation
 from pancake_langgraph.runtime.handles import Handle
+from pancake_langgraph.runtime.hints import HintDesk
 from pancake_langgraph.runtime.rendering import Renderer
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.tiers.base import Tier
@@ -40,6 +42,7 @@ class Actor:
         self._wake = asyncio.Event()
         self._renderer = Renderer(state, engine)
         self._times = ActionTimes()
+        self._hints = HintDesk(state)
         self._alarm: asyncio.TimerHandle | None = None
         self._inflight = 0
         self._evaluating = False
@@ -99,6 +102,7 @@ class Actor:
             self._settle(handle, Outcome.WASTED, reason)
         expectation.handles.clear()
         self._cancel(expectation, reason)
+        self._hints.let_go(expectation)
 
     def settle_claim(self, expectation: Expectation, outcome: Outcome, reason: str) -> None:
         """Settle all finished work of an expectation whose call has come and ended; what still runs is given up."""
@@ -106,6 +110,11 @@ class Actor:
             self._settle(handle, outcome, reason)
         expectation.handles.clear()
         self._cancel(expectation, reason)
+        self._hints.let_go(expectation)
+
+    def run_ended(self, run_id: UUID, *, is_over: bool) -> None:
+        """Take in the end of a run; `is_over` says that its thread will not go on."""
+        self._hints.run_ended(run_id, is_over=is_over)
 
     def sweep(self) -> None:
         """Drop what was not claimed within its time to live, and calls that ended without saying so."""
@@ -184,6 +193,7 @@ class Actor:
                     resident_tokens=expectation.edge_tokens - missing,
                     turnover_tokens=residency.allocated_tokens - expectation.used_at_allocated_tokens,
                     eta_s=self._eta_s(expectation),
+                    is_held=self._hints.is_held(expectation),
                 )
             )
         for decision in plan_holds(
@@ -192,6 +202,7 @@ class Actor:
             running_tokens=state.running_tokens,
             reserve_ratio=state.settings.reserve_ratio,
             block_size_tokens=resolved.block_size_tokens,
+            takes_hints=resolved.pool_hints,
         ):
             expectation, residency = by_key[decision.key]
             if decision.verb is HoldVerb.TOUCH:
@@ -308,9 +319,8 @@ class Actor:
         try:
             if handle.kind is ActionKind.WARM:
                 await self._prefetch(expectation, prefix)
-            priority = state.resolved.priority if state.resolved else 0
             report = await asyncio.wait_for(
-                self._engine.warm(prefix, priority=priority), timeout=state.settings.warm_deadline_s
+                self._carry(expectation, handle, prefix), timeout=state.settings.warm_deadline_s
             )
             now_s = state.clock.now_s()
             self._times.note(work, num_tokens=missing_tokens, elapsed_s=now_s - started_at_s, now_s=now_s)
@@ -347,6 +357,18 @@ class Actor:
             expectation.computing = False
             self._span(handle, status, ended=True)
             self.poke()
+
+    async def _carry(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> WarmReport:
+        """Send one request, with the hints that may travel with it."""
+        resolved = self._state.resolved
+        priority = resolved.priority if resolved else 0
+        is_paused = handle.kind is ActionKind.HOLD or expectation.cause is Cause.RESUME
+        if resolved is None or not resolved.pool_hints or not is_paused:
+            return await self._engine.warm(prefix, priority=priority)
+        hints = self._hints.compose(expectation, eta_s=self._eta_s(expectation))
+        report = await self._engine.warm(prefix, priority=priority, hints=hints)
+        self._hints.answered(expectation, hints, report.answers)
+        return report
 
     async def _computed_so_far(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> int | None:
         """Return what a cancelled warm-up left in the pool, as far as events tell; a copy computed nothing."""

@@ -50,7 +50,8 @@ class Expectation:
     from, `stop` why it ends where it ends, `is_cut` that it ends inside a message; `num_between` nodes that had not
     started run before the call.  `full_prompt` is what agent `came_from` would read that comes back and keeps its
     history.  `origin` is the namespace of the execution that an expected successor was foretold from, `is_choice` says
-    that this one leads one way only.
+    that this one leads one way only.  `pool_hint_id` is its hint on the engine's pool, which holds `pool_held_tokens`
+    until `pool_held_until_s` (`None`: not held).
     """
 
     place: Place
@@ -83,6 +84,9 @@ class Expectation:
     came_from: AgentKey | None = None
     origin: str = ""
     is_choice: bool = False
+    pool_hint_id: str | None = None
+    pool_held_tokens: int = 0
+    pool_held_until_s: float | None = None
 
     @property
     def busy(self) -> bool:

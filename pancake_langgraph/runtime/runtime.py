@@ -413,4 +413,5 @@ def _facts(found: Capabilities) -> EngineFacts:
         prefix_caching=found.prefix_caching,
         block_size_tokens=found.block_size_tokens,
         pool_tokens=found.pool_tokens,
+        pool_hints=found.pool_hints,
     )

@@ -241,6 +241,7 @@ class Watcher:
             self._state.calls.pop(call.run_id, None)  # its end was never reported: a cancelled task
             if call.claim is not None:
                 self._actor.settle_claim(call.claim, Outcome.WASTED, "its call was cancelled")
+        self._actor.run_ended(span.root_id, is_over=not span.opened.thread_id)
 
     def _call_ended(self, signal: Closed) -> None:
         call = self._state.calls.pop(signal.run_id, None)

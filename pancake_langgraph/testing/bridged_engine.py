@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from pancake_langgraph._types import Prompt, TokenPrefix
 from pancake_langgraph.engines.base import Capabilities, ChatDelta, ChatRequest, EngineStatistics, Residency, WarmReport
+from pancake_langgraph.engines.pool_hints import PoolHints
 from pancake_langgraph.testing.fake_server import FakeEngineServer
 
 
@@ -51,9 +52,10 @@ class BridgedEngine:
             self._server.run(engine.tokenize(prompt, add_generation_prompt=add_generation_prompt))
         )
 
-    async def warm(self, prefix: TokenPrefix, *, priority: int) -> WarmReport:
+    async def warm(self, prefix: TokenPrefix, *, priority: int, hints: PoolHints | None = None) -> WarmReport:
         """Warm; cancelling the task cancels the fake engine's work."""
-        return await asyncio.wrap_future(self._server.run(self._server.engine.warm(prefix, priority=priority)))
+        engine = self._server.engine
+        return await asyncio.wrap_future(self._server.run(engine.warm(prefix, priority=priority, hints=hints)))
 
     async def residency(self, prefix: TokenPrefix) -> Residency:
         """Ask the fake pool."""

@@ -15,6 +15,7 @@ from pancake_langgraph._types import Prompt, TokenPrefix, Usage
 from pancake_langgraph.engines import _compat
 from pancake_langgraph.engines.base import ChatDelta, ChatRequest
 from pancake_langgraph.engines.fake import FakeEngine
+from pancake_langgraph.engines.pool_hints import PARAMS_FIELD, answers_to_wire, hints_from_wire
 from pancake_langgraph.testing._http_server import Answer, Call, LoopbackServer
 
 T = TypeVar("T")
@@ -150,11 +151,15 @@ class FakeEngineServer:
         if int(call.body.get("max_tokens", 16)) != 1:
             raise EngineRejected("max_tokens: allowed here is 1", status_code=400)
         prefix = TokenPrefix(tuple(tokens), call.body.get("cache_salt"))
-        report = await self.engine.warm(prefix, priority=int(call.body.get("priority", 0)))
+        hints = hints_from_wire(call.body.get(PARAMS_FIELD))
+        report = await self.engine.warm(prefix, priority=int(call.body.get("priority", 0)), hints=hints)
         usage = _usage_json(Usage(report.prompt_tokens, 1, report.cached_tokens))
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
         choice["prompt_token_ids"] = tokens if call.body.get("return_token_ids") else None
-        return self._envelope("cmpl", "text_completion") | {"choices": [choice], "usage": usage}
+        answer = self._envelope("cmpl", "text_completion") | {"choices": [choice], "usage": usage}
+        if hints is not None and self.engine.settings.pool_hints:
+            answer[PARAMS_FIELD] = answers_to_wire(report.answers)
+        return answer
 
     async def _chat(self, call: Call) -> Answer:
         self._check_model(call)

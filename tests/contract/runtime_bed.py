@@ -19,6 +19,7 @@ from pancake_langgraph.chat_model import PancakeChatModel
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.base import Capabilities, Residency, WarmReport
 from pancake_langgraph.engines.fake import FakeAnswer, FakeEngine, FakeEngineSettings, FakeToolCall
+from pancake_langgraph.engines.pool_hints import PoolHints
 from pancake_langgraph.forecast import Forecaster
 from pancake_langgraph.ledger import ActionRecorded, ActionState
 from pancake_langgraph.runtime import Runtime
@@ -79,7 +80,7 @@ def open_bed() -> Iterator[Bed]:
         assert runtime.ledger.statistics().open_actions == 0
 
 
-def tool_loop(bed: Bed, pause: Any) -> Any:
+def tool_loop(bed: Bed, pause: Any, *, checkpointer: Any = True) -> Any:
     @tool
     async def look(q: str) -> str:
         """Look it up."""
@@ -100,7 +101,7 @@ def tool_loop(bed: Bed, pause: Any) -> Any:
     builder.add_edge(START, "agent")
     builder.add_conditional_edges("agent", route, ["tools", END])
     builder.add_edge("tools", "agent")
-    return builder.compile(checkpointer=InMemorySaver())
+    return builder.compile(checkpointer=InMemorySaver() if checkpointer is True else checkpointer)
 
 
 def chats(bed: Bed) -> list[Any]:
@@ -123,13 +124,13 @@ class Stub(BridgedEngine):
         await asyncio.sleep(0.01)
         return await super().probe()
 
-    async def warm(self, prefix: TokenPrefix, *, priority: int) -> WarmReport:
+    async def warm(self, prefix: TokenPrefix, *, priority: int, hints: PoolHints | None = None) -> WarmReport:
         self.warms += 1
         if self.is_stalled:
             await asyncio.Event().wait()
         if self.warm_error is not None:
             raise self.warm_error
-        return await super().warm(prefix, priority=priority)
+        return await super().warm(prefix, priority=priority, hints=hints)
 
     async def residency(self, prefix: TokenPrefix) -> Residency:
         self.looks += 1

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,14 @@ def server() -> Iterator[FakeEngineServer]:
 
 
 class TestEngineContract(_suite().EngineContract):
+    pool_hints = False
+
+    @pytest.fixture
+    def server(self) -> Iterator[FakeEngineServer]:
+        settings = FakeEngineSettings(pool_blocks=512, max_model_len_tokens=4096, pool_hints=self.pool_hints)
+        with FakeEngineServer(FakeEngine(settings, VirtualClock())) as running:
+            yield running
+
     @pytest.fixture(params=["null", "fake", "openai", "vllm"])
     async def engine(self, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         if request.param in ("openai", "vllm"):
@@ -42,6 +51,20 @@ class TestEngineContract(_suite().EngineContract):
             yield create_engine(request.param, base_url=base_url, deadline_s=20.0)
         else:
             yield create_engine(request.param, clock=VirtualClock())
+
+
+class TestEngineContractWithPoolHints(TestEngineContract):
+    pool_hints = True
+
+    @pytest.fixture(params=["fake", "vllm"])
+    async def engine(self, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+        if request.param == "vllm":
+            yield create_engine("vllm", base_url=request.getfixturevalue("server").base_url, deadline_s=20.0)
+        else:
+            yield FakeEngine(FakeEngineSettings(pool_hints=True), VirtualClock())
+
+    async def test_hints_are_found_by_the_probe(self, subject: Any) -> None:
+        assert subject.can.pool_hints
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

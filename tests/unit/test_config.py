@@ -1,6 +1,6 @@
 """Settings: ranges, the environment, what is resolved."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -98,3 +98,21 @@ def test_what_is_missing_is_left_out_with_a_reason(change: dict[str, object], wa
 
 def test_an_engine_that_cannot_be_reached_leaves_only_watching() -> None:
     assert not resolve(RuntimeSettings(), None).warm
+
+
+def test_hints_on_the_pool_need_an_engine_that_takes_them_and_may_be_switched_off() -> None:
+    takes = replace(ALL, pool_hints=True)
+    assert resolve(RuntimeSettings(), takes).pool_hints
+    for settings, facts, why in [
+        (RuntimeSettings(), ALL, "engine takes none"),
+        (settings_from_env({"PANCAKE_POOL_HINTS": "off"}), takes, "switched off"),
+    ]:
+        found = resolve(settings, facts)
+        assert found.hold
+        assert not found.pool_hints
+        assert any("no pool hints" in reason and why in reason for reason in found.reasons)
+    assert not resolve(RuntimeSettings(), replace(takes, kv_events=False)).pool_hints
+    with pytest.raises(ConfigError, match="PANCAKE_POOL_HINTS"):
+        settings_from_env({"PANCAKE_POOL_HINTS": "perhaps"})
+    with pytest.raises(ConfigError, match="pool_hints"):
+        RuntimeSettings(pool_hints=1)  # type: ignore[arg-type]
