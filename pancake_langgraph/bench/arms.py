@@ -22,6 +22,7 @@ class Arm(StrEnum):
     PLAIN = "plain"
     REACTIVE = "reactive"
     PANCAKE = "pancake"
+    NO_HINTS = "pancake-no-hints"
     ORACLE = "oracle"
 
 
@@ -29,13 +30,18 @@ ARM_TEXT: Mapping[Arm, str] = {
     Arm.PLAIN: "ChatOpenAI, prefix caching on, no tier",
     Arm.REACTIVE: "ChatOpenAI, engine + LMCache",
     Arm.PANCAKE: "PancakeChatModel attached, the same engine + LMCache",
+    Arm.NO_HINTS: "the same as pancake, but contexts are held by reading them again",
     Arm.ORACLE: "ChatOpenAI, a pool in which everything stays resident",
 }
 
 
+#: The arms with a runtime.
+OURS = frozenset({Arm.PANCAKE, Arm.NO_HINTS})
+
+
 @dataclass(frozen=True, slots=True)
 class ArmRun:
-    """One arm ready to run once: a way to make models, and the runtime for the pancake arm."""
+    """One arm ready to run once: a way to make models, and the runtime for our arms."""
 
     arm: Arm
     engine: EngineProcess
@@ -46,7 +52,7 @@ class ArmRun:
         """Return a chat model that answers greedily with at most `max_tokens`."""
         extra: dict[str, Any] = {"cache_salt": self.cache_salt}
         name = self.engine.plan.served_model_name
-        if self.arm is Arm.PANCAKE:
+        if self.arm in OURS:
             from pancake_langgraph.chat_model import PancakeChatModel
 
             return PancakeChatModel(
@@ -70,13 +76,13 @@ class ArmRun:
 def arm_run(arm: Arm, servers: Servers, *, cache_salt: str) -> ArmRun:
     """Prepare one run of an arm; the caller closes its runtime."""
     engine = servers.engine_for(arm)
-    runtime = Runtime(_settings(servers, engine)) if arm is Arm.PANCAKE else None
+    runtime = Runtime(_settings(servers, engine, pool_hints=arm is Arm.PANCAKE)) if arm in OURS else None
     if runtime is not None:
         runtime.start()
     return ArmRun(arm, engine, cache_salt, runtime)
 
 
-def _settings(servers: Servers, engine: EngineProcess) -> RuntimeSettings:
+def _settings(servers: Servers, engine: EngineProcess, *, pool_hints: bool) -> RuntimeSettings:
     tier = servers.tier
     return RuntimeSettings(
         engine="vllm",
@@ -86,4 +92,5 @@ def _settings(servers: Servers, engine: EngineProcess) -> RuntimeSettings:
         kv_replay_endpoint=engine.kv_replay_endpoint,
         tier_url=tier.url if tier else None,
         tier_model=engine.model_key if tier else None,
+        pool_hints=pool_hints,
     )

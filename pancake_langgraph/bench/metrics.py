@@ -29,6 +29,10 @@ METRICS: dict[str, Metric] = {
     "prefilled_tokens": Metric(
         "tokens", Direction.LOWER, "One repeat: prompt tokens that the engine had to compute, warm-ups included."
     ),
+    "reprefilled_tokens": Metric(
+        "tokens", Direction.LOWER, "One call after a pause: tokens read before it that the engine computed again."
+    ),
+    "others_ttft_s": Metric("s", Direction.LOWER, "One call of a thread that presses on the pool: as ttft_s."),
     "output_tokens_per_s": Metric("tokens/s", Direction.HIGHER, "One repeat: output tokens over wall time."),
     "programs_per_min": Metric("1/min", Direction.HIGHER, "One repeat: finished programs over wall time."),
     "put_s": Metric("s", Direction.LOWER, "One checkpoint stored by a saver, as the graph waits for it."),

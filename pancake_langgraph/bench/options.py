@@ -17,6 +17,7 @@ KV_TOKEN_BYTES: Final[Mapping[str, int]] = {"bfloat16": 23_040, "float32": 46_08
 BLOCK_SIZE_TOKENS: Final = 32
 AnArm = TypeVar("AnArm", bound=StrEnum)
 ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE)
+HOLD_ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.NO_HINTS)
 
 
 @dataclass(frozen=True, slots=True)

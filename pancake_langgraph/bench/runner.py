@@ -28,6 +28,7 @@ PAIRS: tuple[tuple[str, str], ...] = (
     (Arm.REACTIVE, Arm.PANCAKE),
     (Arm.PLAIN, Arm.REACTIVE),
     (Arm.PANCAKE, Arm.ORACLE),
+    (Arm.NO_HINTS, Arm.PANCAKE),
 )
 
 

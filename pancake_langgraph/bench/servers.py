@@ -90,8 +90,8 @@ class Servers:
             self._engines[name] = self._open.enter_context(engine)
 
     def engine_for(self, arm: str) -> EngineProcess:
-        """Return the engine an arm talks to: reactive and pancake share the tiered one."""
-        return self._engines["tiered" if arm in ("reactive", "pancake") else arm]
+        """Return the engine an arm talks to: all but plain and oracle share the tiered one."""
+        return self._engines[arm if arm in ("plain", "oracle") else "tiered"]
 
     def reset(self, arm: str) -> None:
         """Empty the engine's pool, so that no arm run inherits another's; the oracle's keeps everything, always."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +13,16 @@ from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench.arms import Arm
 from pancake_langgraph.bench.floor import cold_versus_hit
 from pancake_langgraph.bench.forecast import FORECAST_ARMS, ForecastPlan, run_forecast
+from pancake_langgraph.bench.hold import hold
 from pancake_langgraph.bench.no_pressure import run_no_pressure
-from pancake_langgraph.bench.options import ARMS, BLOCK_SIZE_TOKENS, KV_TOKEN_BYTES, BenchOptions, chosen_arms
+from pancake_langgraph.bench.options import (
+    ARMS,
+    BLOCK_SIZE_TOKENS,
+    HOLD_ARMS,
+    KV_TOKEN_BYTES,
+    BenchOptions,
+    chosen_arms,
+)
 from pancake_langgraph.bench.recorder import CallRecord
 from pancake_langgraph.bench.runner import (
     ArmResult,
@@ -125,9 +134,11 @@ Workload = Callable[[Servers, BenchOptions, Progress], Awaitable[BenchResult]]
 BENCHES: Final[Mapping[str, Workload]] = {
     "fan-out": fan_out,
     "handoff": handoff,
+    "hold": partial(hold, pool_tokens=POOL_TOKENS),
     "no-pressure": no_pressure,
     "tool-pause": tool_pause,
 }
+HOLD_BENCH: Final = "hold"
 #: The benches that need no engine.
 SAVER_BENCH: Final = "saver"
 FORECAST_BENCH: Final = "forecast"
@@ -149,7 +160,9 @@ def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchR
         names = sorted([*BENCHES, SAVER_BENCH, FORECAST_BENCH])
         raise ConfigError(f"unknown workload {name!r}; allowed are {', '.join(names)}")
 
-    chosen_arms(ARMS, options.arms)  # a wrong name is said before minutes of starting servers
+    chosen_arms(
+        HOLD_ARMS if name == HOLD_BENCH else ARMS, options.arms
+    )  # a wrong name is said before minutes of starting servers
 
     async def run(servers: Servers) -> BenchResult:
         return await BENCHES[name](servers, options, on_progress)

@@ -48,7 +48,7 @@ def bench(
     real_routers: bool,
     arms: str,
 ) -> None:
-    """Run workload NAME (tool-pause, no-pressure, handoff, fan-out, forecast, saver) with all arms interleaved.
+    """Run workload NAME (tool-pause, hold, no-pressure, handoff, fan-out, forecast, saver) with all arms interleaved.
 
     The exit status is 0 whatever the figures say; it is not 0 when the run itself failed.
     """
