@@ -113,6 +113,8 @@ class StackPlan:
     """The engine's tool parser; `None` switches automatic tool choice off."""
     tier: TierPlan | None = None
     """The KV cache server; `None`: the engine's pool only."""
+    hold_cap_ratio: float = 0.5
+    """Share of the engine's pool that hints may hold, 0 to 0.9; 0 takes no hints.  Needs a tier."""
     kv_events: bool = True
     """Whether the engine publishes what its pool stores and drops."""
     dev_routes: bool = False
@@ -133,6 +135,7 @@ class StackPlan:
         _require_range("max_model_len_tokens", self.max_model_len_tokens, 64, 2**24)
         _require_range("max_num_batched_tokens", self.max_num_batched_tokens, 32, 2**20)
         _require_range("long_prefill_threshold_tokens", self.long_prefill_threshold_tokens, 1, 2**20)
+        _require_range("hold_cap_ratio", self.hold_cap_ratio, 0.0, 0.9)
         _require_range("num_threads", self.num_threads, 1, 1024)
         _require_range("ready_timeout_s", self.ready_timeout_s, 1.0, 3600.0)
         _require_port("engine_port", self.engine_port)

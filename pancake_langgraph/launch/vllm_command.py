@@ -104,6 +104,7 @@ def _kv_transfer(plan: StackPlan, tier_port: int) -> dict[str, object]:
             "lmcache.mp.port": tier_port,
             "lmcache.mp.mq_timeout": mq_timeout_s,
             "lmcache.mp.heartbeat_interval": heartbeat_s,
+            "pancake.hold_cap_ratio": plan.hold_cap_ratio,
         },
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,17 @@ from typing import Any
 import httpx
 import pytest
 
-from pancake_langgraph.launch import Stack, StackPlan
+from pancake_langgraph.launch import Stack, StackPlan, TierPlan
 from pancake_langgraph.launch import stack as launching
-from pancake_langgraph.launch.plans import StackPlan as Plan
 from pancake_langgraph.launch.process import Command
 from pancake_langgraph.launch.run_folder import new_run_dir
+from pancake_langgraph.launch.vllm_command import vllm_command
 
 pytestmark = pytest.mark.real
 
 LENGTH = 640
+#: 128 blocks of 64 tokens and the placeholder; a token of the tiny model takes 512 bytes.
+POOL_BYTES = 129 * 64 * 512
 _NUMBERS = itertools.count(1)
 
 
@@ -70,18 +71,13 @@ def pool_tokens(stack: Stack) -> int:
     return (int(labels["num_gpu_blocks"].strip('"')) - 1) * int(labels["block_size"].strip('"'))
 
 
-def local_hits(stack: Stack) -> float:
-    """Return the tokens found in the engine's own pool so far, not those from the tier."""
-    text = httpx.get(stack.base_url.removesuffix("/v1") + "/metrics").text
-    name = "vllm:prefix_cache_hits_total{"
-    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
-
-
-def resident(stack: Stack, number: int) -> float:
-    """Return how many tokens of a prompt its next reading finds in the pool."""
-    before = local_hits(stack)
-    complete(stack, number)
-    return local_hits(stack) - before
+def resident(stack: Stack, number: int) -> int:
+    """Return how many tokens of a prompt its next reading finds in the engine's own pool, the tier left out."""
+    answer = complete(stack, number, kv_transfer_params={"cached_token_stats": True})
+    stats = (answer.get("kv_transfer_params") or {}).get("cached_token_stats")
+    if stats is not None:
+        return int(stats["num_vllm_cached_tokens"])
+    return int((answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
 def press(stack: Stack) -> None:
@@ -90,40 +86,36 @@ def press(stack: Stack) -> None:
         complete(stack, next(_NUMBERS) + 1_000)
 
 
-@pytest.fixture(params=["with LMCache", "alone"])
-def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """An engine whose connector is LMCache's with hints, and one whose connector does nothing else."""
-    if request.param == "with LMCache":
-        made = request.getfixturevalue("exact_stack")
-        complete(made, 0, {"release": []})
-        yield made
-        return
-    yield request.getfixturevalue("lone_stack")
+@pytest.fixture(params=["lmcache", "alone"])
+def stack(request: pytest.FixtureRequest, _one_stack: Any, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """The tiny model in float32: with LMCache's connector, which takes hints, and with one that does nothing else."""
+    with_tier = request.param == "lmcache"
+    if not with_tier:
+        monkeypatch.setattr(launching, "vllm_command", alone)
+    found = _one_stack.get(
+        f"hints {request.param}",
+        lambda: StackPlan(
+            model_dir=tiny_dir,
+            dtype="float32",
+            kv_pool_bytes=POOL_BYTES,
+            tier=TierPlan(l1_bytes=64_000_000) if with_tier else None,
+            dev_routes=True,
+            run_dir=new_run_dir(),
+        ),
+    )
+    assert isinstance(found, Stack)
+    return found
 
 
-@pytest.fixture
-def lone_stack(_one_stack: Any, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
-    """The tiny model in float32, without a cache server."""
-    plain = launching.vllm_command
+def alone(plan: StackPlan, *args: Any, **kwargs: Any) -> Command:
+    """Return the engine's command with the connector for engines without a cache server."""
     config = {
         "kv_connector": "PoolHintsConnector",
         "kv_connector_module_path": "pancake_vllm.hints_connector",
         "kv_role": "kv_both",
     }
-
-    def command(plan: Plan, *args: Any, **kwargs: Any) -> Command:
-        made = plain(plan, *args, **kwargs)
-        return replace(made, argv=(*made.argv, "--kv-transfer-config", json.dumps(config)))
-
-    monkeypatch.setattr(launching, "vllm_command", command)
-    found = _one_stack.get(
-        "lone",
-        lambda: StackPlan(
-            model_dir=tiny_dir, dtype="float32", kv_pool_bytes=32_000_000, dev_routes=True, run_dir=new_run_dir()
-        ),
-    )
-    assert isinstance(found, Stack)
-    return found
+    made = vllm_command(plan, *args, **kwargs)
+    return replace(made, argv=(*made.argv, "--kv-transfer-config", json.dumps(config)))
 
 
 @pytest.fixture
@@ -181,15 +173,15 @@ def test_the_cap_leaves_half_of_the_pool_to_others(stack: Stack) -> None:
 
 def test_aborted_carriers_leave_nothing_held_and_the_pool_can_be_reset(stack: Stack) -> None:
     for _ in range(8):
+        body = {
+            "model": stack.served_model_name,
+            "prompt": tokens(next(_NUMBERS) + 3_000),
+            "max_tokens": 3_000,
+            "ignore_eos": True,
+            "kv_transfer_params": {"pancake": hold(f"aborted-{next(_NUMBERS)}")},
+        }
         with pytest.raises(httpx.TimeoutException):
-            body = {
-                "model": stack.served_model_name,
-                "prompt": tokens(next(_NUMBERS) + 3_000),
-                "max_tokens": 400,
-                "ignore_eos": True,
-                "kv_transfer_params": {"pancake": hold(f"aborted-{next(_NUMBERS)}")},
-            }
-            httpx.post(f"{stack.base_url}/completions", json=body, timeout=0.08)
+            httpx.post(f"{stack.base_url}/completions", json=body, timeout=0.1)
     assert held_tokens(stack) == 0
     kept = next(_NUMBERS)
     complete(stack, kept, hold(f"kept-{kept}"))
