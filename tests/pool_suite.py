@@ -196,7 +196,8 @@ class PoolHintContract:
         assert engine.book.held_tokens == engine.book.cap_tokens == NUM_BLOCKS // 2 * SIZE
         assert engine.carry("4", chain("d", 16), priority=1).state is HintState.ACCEPTED
         assert engine.book.held_tokens <= engine.book.cap_tokens
-        assert engine.book.lapsed == 2
+        assert (engine.book.lapsed, engine.book.num_hints) == (1, 2)  # of the other the beginning is left
+        assert [chain("b", 12).index(h) for h in engine.book.hashes_of("2")] == [0, 1, 2, 3]
 
     def test_what_the_pool_has_lost_counts_under_the_cap_no_more(self, engine: Engine) -> None:
         engine.carry("1", chain("a", 20))

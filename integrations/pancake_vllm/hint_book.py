@@ -83,6 +83,11 @@ class HintBook:
         """Hints in force."""
         return len(self._held)
 
+    def hashes_of(self, hint_id: str) -> tuple[Hashable, ...]:
+        """Return what a hint holds, nothing when it is not in force."""
+        held = self._held.get(hint_id)
+        return () if held is None else held.hashes
+
     # -- hints ----------------------------------------------------------------------------------------------------
 
     def hold(self, hint: Hold, hashes: Sequence[Hashable], *, now_s: float) -> Answer:
@@ -101,13 +106,7 @@ class HintBook:
         if not taken:
             return Answer(Verb.HOLD, hint.hint_id, HintState.REJECTED)
         self._numbers += 1
-        held = _Held(hint.hint_id, taken, hint.priority, self._numbers, now_s + hint.ttl_s)
-        self._held[hint.hint_id] = held
-        insort(self._region, held, key=lambda h: h.rank)
-        for block_hash in taken:
-            self._owners.setdefault(block_hash, []).append(held)
-        self._next_expiry_s = min(self._next_expiry_s, held.expires_s)
-        self._place(held)
+        self._add(_Held(hint.hint_id, taken, hint.priority, self._numbers, now_s + hint.ttl_s))
         state = HintState.ACCEPTED if len(taken) == asked else HintState.CLIPPED
         return Answer(Verb.HOLD, hint.hint_id, state, len(taken) * self._order.block_size_tokens)
 
@@ -166,6 +165,15 @@ class HintBook:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _add(self, held: _Held) -> None:
+        self._forget(held.hint_id)
+        self._held[held.hint_id] = held
+        insort(self._region, held, key=lambda h: h.rank)
+        for block_hash in held.hashes:
+            self._owners.setdefault(block_hash, []).append(held)
+        self._next_expiry_s = min(self._next_expiry_s, held.expires_s)
+        self._place(held)
+
     def _make_room(self, wanted: Sequence[Hashable], priority: int) -> int:
         """Return how many leading blocks of `wanted` fit under the cap; lower priorities make way."""
         num_fitting = self._fitting(wanted)
@@ -173,7 +181,7 @@ class HintBook:
             self._purge()
             num_fitting = self._fitting(wanted)
         while num_fitting < len(wanted) and self._region and self._region[0].priority < priority:
-            self._lapse(self._region[0])
+            self._shorten(self._region[0], len(wanted) - num_fitting)
             num_fitting = self._fitting(wanted)
         if len(self._held) >= self._max_hints:
             if self._region[0].priority > priority:
@@ -199,6 +207,15 @@ class HintBook:
             held.hashes = held.hashes[:alive]
             if not alive:
                 self._lapse(held)
+
+    def _shorten(self, held: _Held, num_blocks: int) -> None:
+        """Give up the end of a held context, all of it if it is not longer."""
+        kept = held.hashes[: max(len(held.hashes) - num_blocks, 0)]
+        if not kept:
+            self._lapse(held)
+            return
+        self._drop(held)
+        self._add(_Held(held.hint_id, kept, held.priority, held.number, held.expires_s))
 
     def _lapse(self, held: _Held) -> None:
         self.lapsed += 1

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 #: A context is touched when this share of the slack has been used up since its last use.
 TOUCH_AT_SLACK_RATIO = 0.5
-#: The same where the touch carries a hint: it is sent once, so that being early costs nothing more.
+#: The same where the touch carries a first hint: it is sent once, so that being early costs nothing more.
 HINT_AT_SLACK_RATIO = 0.1
 #: A hold outlasts the time at which the context is expected back by this factor and by this many seconds.
 HOLD_ETA_FACTOR = 2.0
@@ -46,7 +46,8 @@ class Waiting:
 
     `num_tokens` is its prefix, `resident_tokens` how much of it lies in the pool, `turnover_tokens` how many tokens
     the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown,
-    under 0 overdue), `is_held` that a hint on the engine's pool is in force for all of it.
+    under 0 overdue), `is_held` that a hint on the engine's pool is in force for all of it, `is_asked` that the engine
+    has been asked to hold it before.
     """
 
     key: str
@@ -55,6 +56,7 @@ class Waiting:
     turnover_tokens: int
     eta_s: float | None
     is_held: bool = False
+    is_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,10 @@ def plan_holds(
         (taken if fits else refused).append(context)
         held_tokens += context.num_tokens if fits else 0
     slack_tokens = max(block_size_tokens, pool_tokens - running_tokens - held_tokens)
-    touch_at_tokens = slack_tokens * (HINT_AT_SLACK_RATIO if takes_hints else TOUCH_AT_SLACK_RATIO)
-    decisions = [_decide(context, slack_tokens, touch_at_tokens, block_size_tokens) for context in taken]
+    decisions = [
+        _decide(context, slack_tokens, block_size_tokens, is_first_hint=takes_hints and not context.is_asked)
+        for context in taken
+    ]
     decisions += [
         HoldDecision(c.key, HoldVerb.REFUSE, f"over budget: {c.num_tokens} of {max(budget_tokens, 0)} tokens")
         for c in refused
@@ -112,13 +116,14 @@ def hold_priority(eta_s: float | None) -> int:
     return UNKNOWN_ETA_PRIORITY if eta_s is None else 100 - min(max(int(eta_s), 0), 100)
 
 
-def _decide(context: Waiting, slack_tokens: int, touch_at_tokens: float, block_size_tokens: int) -> HoldDecision:
+def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int, *, is_first_hint: bool) -> HoldDecision:
     missing_tokens = context.num_tokens - context.resident_tokens
     if missing_tokens >= block_size_tokens:
         return HoldDecision(context.key, HoldVerb.RESTORE, f"{missing_tokens} tokens not in the pool")
     if context.is_held:
         return HoldDecision(context.key, HoldVerb.LEAVE, "held by the engine")
-    if context.turnover_tokens >= touch_at_tokens:
+    ratio = HINT_AT_SLACK_RATIO if is_first_hint else TOUCH_AT_SLACK_RATIO
+    if context.turnover_tokens >= ratio * slack_tokens:
         return HoldDecision(
             context.key,
             HoldVerb.TOUCH,

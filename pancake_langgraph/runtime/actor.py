@@ -194,6 +194,7 @@ class Actor:
                     turnover_tokens=residency.allocated_tokens - expectation.used_at_allocated_tokens,
                     eta_s=self._eta_s(expectation),
                     is_held=self._hints.is_held(expectation),
+                    is_asked=expectation.pool_hint_id is not None,
                 )
             )
         for decision in plan_holds(

@@ -1,10 +1,12 @@
 """The pure decisions."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pancake_langgraph.plan import HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
+from pancake_langgraph.plan import HoldVerb, Waiting, WarmInputs, hold_priority, hold_ttl_s, plan_holds, plan_warm
 
 BLOCK = 32
 
@@ -33,6 +35,32 @@ def test_a_resident_context_is_touched_before_eviction_reaches_it() -> None:
 
 def test_running_requests_bring_eviction_nearer() -> None:
     assert holds(waiting(turnover=1000), running=6000) == {"a": HoldVerb.TOUCH}
+
+
+def test_a_first_hint_is_given_early_and_what_the_engine_holds_is_left_alone() -> None:
+    def verb(context: Waiting, *, takes_hints: bool = True) -> HoldVerb:
+        (decision,) = plan_holds(
+            [context],
+            pool_tokens=10_000,
+            running_tokens=0,
+            reserve_ratio=0.1,
+            block_size_tokens=BLOCK,
+            takes_hints=takes_hints,
+        )
+        return decision.verb
+
+    assert verb(waiting(turnover=799)) is HoldVerb.LEAVE
+    assert verb(waiting(turnover=800)) is HoldVerb.TOUCH
+    assert verb(waiting(turnover=800), takes_hints=False) is HoldVerb.LEAVE
+    assert verb(replace(waiting(turnover=9000), is_asked=True, is_held=True)) is HoldVerb.LEAVE
+    assert verb(replace(waiting(turnover=9000, resident=0), is_asked=True, is_held=True)) is HoldVerb.RESTORE
+    assert verb(replace(waiting(turnover=3999), is_asked=True)) is HoldVerb.LEAVE  # clipped: as without hints
+    assert verb(replace(waiting(turnover=4000), is_asked=True)) is HoldVerb.TOUCH
+
+
+def test_a_hold_outlasts_the_pause_and_the_soonest_is_given_up_last() -> None:
+    assert [hold_ttl_s(eta, longest_s=60.0) for eta in (None, -3.0, 0.0, 4.0, 500.0)] == [60.0, 5.0, 5.0, 13.0, 60.0]
+    assert [hold_priority(eta) for eta in (None, -3.0, 0.0, 4.5, 500.0)] == [50, 100, 100, 96, 0]
 
 
 def test_a_lost_context_is_restored() -> None:
