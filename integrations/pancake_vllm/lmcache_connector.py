@@ -24,6 +24,7 @@ from typing import Any, Final
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats, LMCacheMPPromMetrics
 
+from pancake_vllm.identity_mixin import IdentityMixin
 from pancake_vllm.pool_hints import PoolHintsMixin
 
 _LOST: Final = "lost_stores"
@@ -98,8 +99,9 @@ class FailOpenPromMetrics(LMCacheMPPromMetrics):
         self._lost[engine_idx].inc(transfer_stats_data.get(_LOST, 0))
 
 
-class FailOpenLMCacheConnector(PoolHintsMixin, LMCacheMPConnector):
-    """`LMCacheMPConnector` whose stores fail open, which reports each aborted request once and takes pool hints.
+class FailOpenLMCacheConnector(IdentityMixin, PoolHintsMixin, LMCacheMPConnector):
+    """`LMCacheMPConnector` whose stores fail open, which reports each aborted request once, takes pool hints, and keeps
+    KV of other weights and adapters apart.
 
     Used from the engine's step only, as its parent is.
     """

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from pancake_langgraph._errors import LaunchError
+from pancake_langgraph._errors import ConfigError, LaunchError
 from pancake_langgraph.cli._progress import show_progress
 from pancake_langgraph.config.folders import cache_dir
 from pancake_langgraph.launch.plans import DiskAdapter, Dtype, StackPlan, TierPlan
@@ -32,6 +32,7 @@ def state_path() -> Path:
 @click.option("--name", default="small", show_default=True, help="Model name that clients send.")
 @click.option("--dtype", type=click.Choice(get_args(Dtype)), default="bfloat16", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of the model server (default: a free one).")
+@click.option("--lora", "adapters", multiple=True, metavar="NAME=FOLDER", help="A LoRA adapter.  Repeat it.")
 @click.option("--no-tier", is_flag=True, help="Start no KV cache server.")
 @click.option("--l2-dir", type=click.Path(path_type=Path), help="Keep the disk tier in this folder.")
 @click.option("--l2-bytes", type=int, default=10_000_000_000, show_default=True, help="Most bytes in that folder.")
@@ -70,6 +71,7 @@ def up(model_dir: Path | None, dtype: Dtype, no_tier: bool, l2_dir: Path | None,
         kv_pool_bytes=options["kv_pool_bytes"],
         max_model_len_tokens=options["max_model_len"],
         num_threads=options["threads"],
+        adapters=tuple(_adapter(text) for text in options["adapters"]),
         # The test model's own template has no tools section; other models keep theirs.
         chat_template=TOOLS_TEMPLATE if default_model else None,
         tier=None if no_tier else _tier_plan(l1_bytes, l2_dir, options),
@@ -94,6 +96,13 @@ def _tier_plan(l1_bytes: int, l2_dir: Path | None, options: dict[str, Any]) -> T
         l2_bytes=options["l2_bytes"],
         l2_key_file=options["l2_key_file"],
     )
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    if not equals or not folder:
+        raise ConfigError(f"--lora: got {text!r}, allowed is NAME=FOLDER")
+    return name, Path(folder).resolve()
 
 
 def _announce(stack: Stack) -> None:

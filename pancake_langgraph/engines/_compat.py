@@ -20,6 +20,7 @@ KV_EVENT_SOURCES_ROUTE: Final = "/kv_event_sources"
 # Routes of the KV cache server.
 TIER_STATUS_ROUTE: Final = "/status"
 TIER_PREFETCH_ROUTE: Final = "/cache/prefetches"
+TIER_CLEAR_ROUTE: Final = "/cache/clear"
 
 # Metrics.
 METRIC_RUNNING: Final = "vllm:num_requests_running"

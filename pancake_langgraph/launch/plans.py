@@ -13,6 +13,8 @@ Dtype = Literal["bfloat16", "float32", "float16", "auto"]
 DiskAdapter = Literal["verified", "plain"]
 
 _MIN_POOL_BYTES = 1_000_000
+#: What the engine takes.
+_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def _require_range(name: str, value: float, low: float, high: float) -> None:
@@ -109,6 +111,10 @@ class StackPlan:
     """OpenMP threads of the CPU engine; as many as there are cores slows everything down."""
     chat_template: Path | None = None
     """Template file that replaces the model's own."""
+    adapters: tuple[tuple[str, Path], ...] = ()
+    """LoRA adapters: the name that clients send as the model, and the folder."""
+    max_adapter_rank: int = 16
+    """Highest rank of an adapter: 8, 16, 32, 64, 128, 256, 320 or 512."""
     tool_call_parser: str | None = "hermes"
     """The engine's tool parser; `None` switches automatic tool choice off."""
     tier: TierPlan | None = None
@@ -151,6 +157,7 @@ class StackPlan:
                 f"tier.chunk_tokens: got {self.tier.chunk_tokens}, "
                 f"allowed are multiples of block_size_tokens ({self.block_size_tokens})"
             )
+        self._check_adapters()
         if not self.served_model_name.strip():
             raise ConfigError("served_model_name: got an empty name, allowed is any other")
         if not (self.model_dir / "config.json").is_file():
@@ -160,3 +167,15 @@ class StackPlan:
             )
         if self.chat_template is not None and not self.chat_template.is_file():
             raise ConfigError(f"chat_template: got {self.chat_template}, allowed is an existing file")
+
+    def _check_adapters(self) -> None:
+        if self.max_adapter_rank not in _ADAPTER_RANKS:
+            raise ConfigError(f"max_adapter_rank: got {self.max_adapter_rank}, allowed are {_ADAPTER_RANKS}")
+        names = [self.served_model_name, *(name for name, _ in self.adapters)]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"adapters: got the names {names[1:]}, allowed are names that no other model has")
+        for name, folder in self.adapters:
+            if not name.strip() or "=" in name:
+                raise ConfigError(f"adapters: got the name {name!r}, allowed is any other without `=`")
+            if not (folder / "adapter_config.json").is_file():
+                raise ConfigError(f"adapters: got {folder}, allowed is a folder with adapter_config.json")

@@ -72,6 +72,9 @@ def vllm_command(plan: StackPlan, places: EnginePlaces, *, device: Literal["cpu"
         argv += ["--chat-template", str(plan.chat_template)]
     if plan.tool_call_parser is not None:
         argv += ["--enable-auto-tool-choice", "--tool-call-parser", plan.tool_call_parser]
+    if plan.adapters:
+        argv += ["--enable-lora", "--max-lora-rank", str(plan.max_adapter_rank), "--lora-modules"]
+        argv += [f"{name}={folder}" for name, folder in plan.adapters]
     if plan.tier is not None and places.tier_port is not None:
         argv += ["--kv-transfer-config", json.dumps(_kv_transfer(plan, places.tier_port))]
     if plan.kv_events:
@@ -79,6 +82,7 @@ def vllm_command(plan: StackPlan, places: EnginePlaces, *, device: Literal["cpu"
     env = dict(COMMON_ENV, VLLM_RPC_BASE_PATH=str(places.socket_dir), TMPDIR=str(places.socket_dir))
     if plan.dev_routes:
         env["VLLM_SERVER_DEV_MODE"] = "1"
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if device == "cpu":
         if plan.block_size_tokens % 32:
             raise ConfigError(f"block_size_tokens: got {plan.block_size_tokens}, allowed on CPU are multiples of 32")

@@ -54,3 +54,15 @@ class Tier(Protocol):
             TierError: if the server does not answer within the deadline or refuses.
         """
         ...
+
+    async def clear_host(self) -> None:
+        """Drop what the tier holds in host memory; what is on disk stays.
+
+        Raises:
+            TierError: if the server does not answer within the deadline or refuses.
+        """
+        ...
+
+    def identify(self, kv_identity: str | None) -> None:
+        """Look from now on for KV of the engine that calls itself so; `None`: of one that names no identity."""
+        ...

@@ -15,6 +15,7 @@ from pancake_langgraph.config.address import require_http_address
 from pancake_langgraph.engines import _compat
 from pancake_langgraph.engines._http import is_loopback
 from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
+from pancake_langgraph.tiers.naming import tier_salt
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class LMCacheTier:
         self._url = url.rstrip("/")
         self._model_key = model_key
         self._deadline_s = deadline_s
+        self._kv_identity: str | None = None
         self._client: httpx.AsyncClient | None = None
 
     @property
@@ -101,12 +103,28 @@ class LMCacheTier:
             raise TierError(self._too_late("prefetch")) from exc
         return PrefetchReport(found_chunks=found, total_chunks=total, elapsed_s=time.monotonic() - started_s)
 
+    async def clear_host(self) -> None:
+        """Drop what the server holds in host memory, but for what is being read or written.
+
+        Raises:
+            TierError: if the server does not answer within the deadline or refuses.
+        """
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._json("POST", _compat.TIER_CLEAR_ROUTE, {"tier": "l1"})
+        except TimeoutError as exc:
+            raise TierError(self._too_late("clear")) from exc
+
+    def identify(self, kv_identity: str | None) -> None:
+        """Look from now on for KV of the engine that calls itself so; `None`: of one that names no identity."""
+        self._kv_identity = kv_identity
+
     async def _prefetch(self, prefix: TokenPrefix) -> tuple[int, int]:
         body = {
             "model_name": self._model_key,
             "world_size": 1,
             "token_ids": list(prefix.token_ids),
-            "cache_salt": prefix.cache_salt or "",
+            "cache_salt": tier_salt(self._kv_identity, prefix.cache_salt),
         }
         job = await self._json("POST", _compat.TIER_PREFETCH_ROUTE, body)
         chunks = _count(job, "chunks")

@@ -28,3 +28,10 @@ class NullTier:
         """Find nothing, at once."""
         del prefix
         return PrefetchReport(found_chunks=0, total_chunks=0, elapsed_s=0.0)
+
+    async def clear_host(self) -> None:
+        """Do nothing."""
+
+    def identify(self, kv_identity: str | None) -> None:
+        """Do nothing."""
+        del kv_identity

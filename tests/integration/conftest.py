@@ -66,6 +66,12 @@ def _one_stack() -> Iterator[OneStack]:
 
 
 @pytest.fixture(scope="session")
+def one_engine(_one_stack: OneStack) -> None:
+    """End the session's stack: the test brings an engine of its own."""
+    _one_stack.close()
+
+
+@pytest.fixture(scope="session")
 def smol_dir() -> Path:
     """Folder of the prepared SmolLM2-135M-Instruct."""
     return prepare_smollm(on_progress=_progress)

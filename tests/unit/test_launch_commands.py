@@ -97,6 +97,29 @@ def test_template_and_tool_parser_are_passed_on(plan: StackPlan, tmp_path: Path)
     )
 
 
+def test_adapters_are_passed_on_by_name(plan: StackPlan, model_dir: Path) -> None:
+    (model_dir / "adapter_config.json").write_text("{}")
+    command = vllm_command(replace(plan, adapters=(("x", model_dir), ("y", model_dir))), PLACES, device="cpu")
+    assert "--enable-lora" in command.argv
+    first = command.argv.index("--lora-modules")
+    assert command.argv[first + 1 : first + 3] == (f"x={model_dir}", f"y={model_dir}")
+    assert "--enable-lora" not in vllm_command(plan, PLACES, device="cpu").argv
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"), [(["small"], "no other model has"), (["x", "x"], "no other model has"), (["a=b"], "without")]
+)
+def test_adapters_need_names_of_their_own(plan: StackPlan, model_dir: Path, names: list[str], problem: str) -> None:
+    (model_dir / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=problem):
+        replace(plan, adapters=tuple((name, model_dir) for name in names))
+
+
+def test_an_adapter_is_a_folder_with_its_configuration(plan: StackPlan, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"adapter_config\.json"):
+        replace(plan, adapters=(("x", tmp_path),))
+
+
 def test_a_socket_folder_too_long_for_unix_sockets_is_refused(plan: StackPlan) -> None:
     with pytest.raises(ConfigError, match="TMPDIR"):
         vllm_command(plan, replace(PLACES, socket_dir=Path("/x" * 40)), device="cpu")

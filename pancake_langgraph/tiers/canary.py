@@ -1,0 +1,187 @@
+"""A known answer, asked for from every place that KV may come from: does the tier give back what was put in?
+
+A prompt of more than one chunk is answered four times: computed anew (cold), from the engine's pool (L0), from the
+tier's host memory (L1), and, where nothing else can lose by it, from its disk (L2).  Copies are bit-exact, so that
+answers from equally many cached tokens are equal to the last digit.  Against the cold answer the engine itself may
+differ: in bfloat16 sums are taken in another order after a hit.  There, chances may differ by a tolerance.
+
+Asking costs the engine some hundred prompt tokens, at the lowest priority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+from pancake_langgraph._types import TokenPrefix
+from pancake_langgraph.tiers.base import Tier
+
+#: What the canary reads: a count, which every language model goes on with alike and with confidence.
+CANARY_TEXT: Final = "Count without a pause, and leave no number out: " + ", ".join(str(n) for n in range(1, 2_000))
+#: Chunks that the prompt fills; the answer's first tokens lie behind them.
+NUM_CHUNKS: Final = 2
+ANSWER_TOKENS: Final = 8
+
+#: Log-probabilities from the same number of cached tokens: copies are exact, printing rounds.
+EXACT_TOLERANCE: Final = 1e-3
+#: Log-probabilities of a hit against a cold prompt, where the engine itself differs in bfloat16 (measured: 0.1).
+COLD_TOLERANCE: Final = 0.5
+
+_ATTEMPTS_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+class Place(StrEnum):
+    """Where an answer's KV came from."""
+
+    COLD = "cold"
+    POOL = "L0"
+    HOST = "L1"
+    DISK = "L2"
+
+
+@dataclass(frozen=True, slots=True)
+class Recital:
+    """One greedy answer.
+
+    `logprobs` has one entry per token; `margin` is how much likelier the first token was than the next likely one;
+    `cached_tokens` is `None` when the server does not say.
+    """
+
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]
+    margin: float
+    cached_tokens: int | None
+
+
+class Recites(Protocol):
+    """An engine that can be asked for one answer from a chosen place."""
+
+    async def recite(
+        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
+    ) -> Recital:
+        """Answer greedily.
+
+        `cold` computes the whole prompt, whatever is cached; `tier_salt` looks in the tier under another salt than in
+        the pool.
+
+        Raises:
+            Unsupported: if the engine cannot be asked that way.
+            EngineError: on any failure of the server.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryReport:
+    """What came of it.
+
+    `is_right` is false only if an answer was wrong, and `reason` says then what differed.  `places` are those that
+    gave an answer; a place that is not among them had nothing, which costs time and no words.
+    """
+
+    is_right: bool
+    reason: str
+    places: tuple[Place, ...]
+    elapsed_s: float
+
+
+async def run_canary(
+    engine: Recites,
+    tier: Tier,
+    token_ids: tuple[int, ...],
+    *,
+    chunk_tokens: int,
+    clear_host: bool,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> CanaryReport:
+    """Ask from every place and compare.
+
+    `token_ids` are those of `CANARY_TEXT`, at least `canary_tokens(chunk_tokens)`.  With `clear_host` the tier's host
+    memory is emptied to look at its disk: only right after the tier's start, when nobody has anything there.
+
+    Raises:
+        EngineError: if the engine fails, or cannot be asked that way (`Unsupported`).
+        TierError: if the tier cannot be reached.
+    """
+    started_s = time.monotonic()
+    ids = token_ids[: canary_tokens(chunk_tokens)]
+    stored_tokens = NUM_CHUNKS * chunk_tokens
+    first, second, third = (f"canary-{secrets.token_hex(8)}" for _ in range(3))
+    recitals = {
+        Place.COLD: await engine.recite(TokenPrefix(ids, first), max_tokens=ANSWER_TOKENS, cold=True),
+        Place.POOL: await engine.recite(TokenPrefix(ids, first), max_tokens=ANSWER_TOKENS),
+    }
+    if await _is_stored(tier, TokenPrefix(ids, first), pause):
+        recitals[Place.HOST] = await engine.recite(TokenPrefix(ids, second), max_tokens=ANSWER_TOKENS, tier_salt=first)
+        if clear_host:
+            await tier.clear_host()
+            if await _is_stored(tier, TokenPrefix(ids, first), pause):
+                recitals[Place.DISK] = await engine.recite(
+                    TokenPrefix(ids, third), max_tokens=ANSWER_TOKENS, tier_salt=first
+                )
+    found = {place: said for place, said in recitals.items() if _is_from_cache(place, said, stored_tokens)}
+    problem = find_mismatch(found)
+    places = tuple(found)
+    reason = problem or f"equal answers from {', '.join(places)}"
+    return CanaryReport(problem is None, reason, places, time.monotonic() - started_s)
+
+
+def canary_tokens(chunk_tokens: int) -> int:
+    """Return how long the prompt is: whole chunks and a few tokens more, which are computed in every case."""
+    return NUM_CHUNKS * chunk_tokens + min(8, chunk_tokens - 1)
+
+
+def find_mismatch(recitals: Mapping[Place, Recital]) -> str | None:
+    """Return what is wrong with a set of answers, `None` if nothing is.  Pure."""
+    for place, said in recitals.items():
+        if not all(math.isfinite(value) for value in said.logprobs):
+            return f"the answer from {place} has chances that are no numbers"
+    cold = recitals[Place.COLD]
+    for place, said in recitals.items():
+        if place is not Place.COLD and (problem := _against_cold(cold, said)) is not None:
+            return f"the answer from {place} differs from the cold one: {problem}"
+    hits = [(place, said) for place, said in recitals.items() if place is not Place.COLD]
+    for number, (place, said) in enumerate(hits):
+        for other, also in hits[:number]:
+            if said.cached_tokens == also.cached_tokens and (problem := _against_hit(also, said)) is not None:
+                return f"the answers from {other} and {place} differ: {problem}"
+    return None
+
+
+async def _is_stored(tier: Tier, prefix: TokenPrefix, pause: Callable[[float], Awaitable[None]]) -> bool:
+    """Whether the tier has all chunks; stores end a moment after the answer."""
+    for wait_s in _ATTEMPTS_S:
+        await pause(wait_s)
+        report = await tier.prefetch(prefix)
+        if report.total_chunks and report.found_chunks >= report.total_chunks:
+            return True
+    return False
+
+
+def _is_from_cache(place: Place, said: Recital, stored_tokens: int) -> bool:
+    return place is Place.COLD or said.cached_tokens is None or said.cached_tokens >= stored_tokens
+
+
+def _against_cold(cold: Recital, said: Recital) -> str | None:
+    """Compare up to the first token that differs; such a one may be a tie that fell the other way."""
+    for number, (expected, got) in enumerate(zip(cold.tokens, said.tokens, strict=False)):
+        difference = abs(cold.logprobs[number] - said.logprobs[number])
+        if difference > COLD_TOLERANCE:
+            return f"token {number} is {difference:.2f} less or more likely"
+        if expected != got:
+            is_tie = number > 0 or cold.margin <= COLD_TOLERANCE
+            return None if is_tie else f"token {number} is another one"
+    return None
+
+
+def _against_hit(first: Recital, second: Recital) -> str | None:
+    if first.tokens != second.tokens:
+        return "other tokens from the same number of cached ones"
+    difference = max((abs(a - b) for a, b in zip(first.logprobs, second.logprobs, strict=True)), default=0.0)
+    return f"chances differ by {difference:.4f}" if difference > EXACT_TOLERANCE else None

@@ -1,0 +1,181 @@
+"""The known answer: what counts as wrong, and what only as missing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import pytest
+
+from pancake_langgraph._types import TokenPrefix
+from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
+from pancake_langgraph.tiers.canary import (
+    NUM_CHUNKS,
+    CanaryReport,
+    Place,
+    Recital,
+    canary_tokens,
+    find_mismatch,
+    run_canary,
+)
+
+CHUNK = 32
+STORED = NUM_CHUNKS * CHUNK
+
+
+def recital(
+    *tokens: str, chance: float = -0.1, margin: float = 3.0, cached: int | None = STORED, first: float | None = None
+) -> Recital:
+    chances = [chance] * len(tokens)
+    if first is not None:
+        chances[0] = first
+    return Recital(tokens, tuple(chances), margin, cached)
+
+
+RIGHT = recital("7", "8", "9")
+COLD = recital("7", "8", "9", cached=0)
+
+
+def test_equal_answers_are_right() -> None:
+    assert find_mismatch({Place.COLD: COLD, Place.POOL: RIGHT, Place.HOST: RIGHT, Place.DISK: RIGHT}) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_chance_that_is_no_number_is_wrong(value: float) -> None:
+    bad = recital("7", "8", "9", first=value)
+    assert "no numbers" in str(find_mismatch({Place.COLD: COLD, Place.HOST: bad}))
+
+
+def test_copies_that_differ_in_the_last_digits_are_wrong_though_the_words_agree() -> None:
+    problem = find_mismatch({Place.COLD: COLD, Place.POOL: RIGHT, Place.DISK: recital("7", "8", "9", chance=-0.12)})
+    assert problem is not None
+    assert "L0 and L2" in problem
+
+
+def test_a_hit_may_differ_from_the_cold_answer_as_far_as_the_engine_itself_does() -> None:
+    hit = recital("7", "8", "9", chance=-0.2)
+    assert find_mismatch({Place.COLD: COLD, Place.POOL: hit, Place.HOST: hit}) is None
+    tie = recital("7", "8", "ten", chance=-0.2)
+    assert find_mismatch({Place.COLD: COLD, Place.POOL: tie}) is None
+
+
+def test_another_first_token_is_wrong_unless_it_was_a_tie() -> None:
+    other = recital("six", "8", "9")
+    assert "another one" in str(find_mismatch({Place.COLD: COLD, Place.HOST: other}))
+    unsure = recital("7", "8", "9", margin=0.2, cached=0)
+    assert find_mismatch({Place.COLD: unsure, Place.HOST: other}) is None
+
+
+def test_a_much_less_likely_token_is_wrong() -> None:
+    assert "likely" in str(find_mismatch({Place.COLD: COLD, Place.POOL: recital("7", "8", "9", chance=-2.0)}))
+
+
+def test_answers_from_other_numbers_of_cached_tokens_are_not_held_to_the_last_digit() -> None:
+    fewer = recital("7", "8", "9", chance=-0.12, cached=STORED + 32)
+    assert find_mismatch({Place.COLD: COLD, Place.POOL: fewer, Place.HOST: RIGHT}) is None
+
+
+# -- asking -------------------------------------------------------------------------------------------------------
+
+
+class Tiers:
+    """A tier in memory that stores after some looks, and may keep less on disk."""
+
+    name = "memory"
+
+    def __init__(self, *, looks: int = 1, has_disk: bool = True) -> None:
+        self.looks, self.has_disk = looks, has_disk
+        self.is_cleared = False
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def health(self) -> TierHealth:
+        return TierHealth(alive=True, chunk_tokens=CHUNK, detail="ok")
+
+    def identify(self, kv_identity: str | None) -> None:
+        pass
+
+    async def clear_host(self) -> None:
+        self.is_cleared = True
+
+    async def prefetch(self, prefix: TokenPrefix) -> PrefetchReport:
+        self.looks -= 1
+        there = self.looks <= 0 and (self.has_disk or not self.is_cleared)
+        return PrefetchReport(NUM_CHUNKS if there else 0, NUM_CHUNKS, 0.0)
+
+
+class Parrot:
+    """An engine that answers as it is told for each place."""
+
+    def __init__(self, tier: Tiers, said: Callable[[Place], Recital]) -> None:
+        self.tier, self.said = tier, said
+        self.asked: list[tuple[Place, TokenPrefix, str | None]] = []
+
+    async def recite(
+        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
+    ) -> Recital:
+        place = Place.POOL if tier_salt is None else (Place.DISK if self.tier.is_cleared else Place.HOST)
+        place = Place.COLD if cold else place
+        self.asked.append((place, prefix, tier_salt))
+        return self.said(place)
+
+
+def run(engine: Parrot, tier: Tiers, *, clear_host: bool = True) -> CanaryReport:
+    async def pause(_: float) -> None:
+        pass
+
+    ids = tuple(range(canary_tokens(CHUNK) + 100))
+    return asyncio.run(run_canary(engine, tier, ids, chunk_tokens=CHUNK, clear_host=clear_host, pause=pause))
+
+
+def right(place: Place) -> Recital:
+    return COLD if place is Place.COLD else RIGHT
+
+
+def test_every_place_is_asked_once_and_none_finds_its_answer_in_the_pool() -> None:
+    tier = Tiers(looks=3)
+    engine = Parrot(tier, right)
+    report = run(engine, tier)
+    assert report.is_right
+    assert report.places == (Place.COLD, Place.POOL, Place.HOST, Place.DISK)
+    assert [place for place, _, _ in engine.asked] == list(report.places)
+    (_, cold, _), (_, pool, _), (_, host, host_salt), (_, disk, disk_salt) = engine.asked
+    assert cold == pool
+    assert len({cold.cache_salt, host.cache_salt, disk.cache_salt}) == 3
+    assert host_salt == disk_salt == cold.cache_salt
+    assert cold.num_tokens == canary_tokens(CHUNK) > STORED
+
+
+def test_the_host_memory_is_left_alone_unless_it_is_new() -> None:
+    tier = Tiers()
+    report = run(Parrot(tier, right), tier, clear_host=False)
+    assert not tier.is_cleared
+    assert report.places == (Place.COLD, Place.POOL, Place.HOST)
+
+
+def test_a_tier_that_has_nothing_is_missing_and_not_wrong() -> None:
+    tier = Tiers(looks=1_000)
+    report = run(Parrot(tier, right), tier)
+    assert report.is_right
+    assert report.places == (Place.COLD, Place.POOL)
+    tier = Tiers(has_disk=False)
+    assert run(Parrot(tier, right), tier).places == (Place.COLD, Place.POOL, Place.HOST)
+
+
+def test_a_place_whose_answer_was_computed_after_all_does_not_count() -> None:
+    tier = Tiers()
+    report = run(Parrot(tier, lambda place: COLD if place in (Place.COLD, Place.HOST) else RIGHT), tier)
+    assert report.is_right
+    assert Place.HOST not in report.places
+
+
+def test_a_wrong_answer_from_disk_is_told() -> None:
+    tier = Tiers()
+    report = run(Parrot(tier, lambda place: recital("x", "y", "z") if place is Place.DISK else right(place)), tier)
+    assert not report.is_right
+    assert "L2" in report.reason
