@@ -100,8 +100,10 @@ class FailOpenPromMetrics(LMCacheMPPromMetrics):
 
 
 class FailOpenLMCacheConnector(IdentityMixin, PoolHintsMixin, LMCacheMPConnector):
-    """`LMCacheMPConnector` whose stores fail open, which reports each aborted request once, takes pool hints, and keeps
-    KV of other weights and adapters apart.
+    """`LMCacheMPConnector` for hard times: it fails open, takes pool hints, and keeps apart what is not the same.
+
+    Its stores fail open, each aborted request is reported once, hints on the pool are carried out, and KV of other
+    weights and adapters is another's.
 
     Used from the engine's step only, as its parent is.
     """

@@ -10,7 +10,9 @@ from types import TracebackType
 
 import httpx
 
+from pancake_langgraph._errors import LaunchError
 from pancake_langgraph.launch.plans import StackPlan, TierPlan
+from pancake_langgraph.launch.proving import prove_started_tier
 from pancake_langgraph.launch.stack import EngineProcess, TierProcess
 
 Progress = Callable[[str], None]
@@ -88,6 +90,22 @@ class Servers:
             plan = self.plan.engine(pool_tokens=pool_tokens, tier=tier)
             engine = EngineProcess(plan, tier=self.tier if tier else None, name=f"{name} engine")
             self._engines[name] = self._open.enter_context(engine)
+        self._prove()
+
+    def _prove(self) -> None:
+        """Have the tier proven before anything is timed, so that no runtime does it inside an arm."""
+        engine = self._engines["tiered"]
+        if self.tier is None:
+            return
+        self._on_progress("asking for a known answer from every tier")
+        report = prove_started_tier(
+            engine.base_url,
+            model=engine.plan.served_model_name,
+            tier_url=self.tier.url,
+            model_key=engine.model_key,
+        )
+        if report is None or not report.is_right:
+            raise LaunchError(f"the cache server gives wrong answers: {report.reason if report else 'not asked'}")
 
     def engine_for(self, arm: str) -> EngineProcess:
         """Return the engine an arm talks to: all but plain and oracle share the tiered one."""

@@ -11,11 +11,12 @@ from typing import Any, get_args
 
 import click
 
-from pancake_langgraph._errors import ConfigError, LaunchError
+from pancake_langgraph._errors import ConfigError, EngineError, LaunchError, TierError
 from pancake_langgraph.cli._progress import show_progress
 from pancake_langgraph.config.folders import cache_dir
 from pancake_langgraph.launch.plans import DiskAdapter, Dtype, StackPlan, TierPlan
 from pancake_langgraph.launch.ports import require_free
+from pancake_langgraph.launch.proving import prove_started_tier
 from pancake_langgraph.launch.stack import Stack
 from pancake_langgraph.weights import TOOLS_TEMPLATE, prepare_smollm
 
@@ -80,6 +81,7 @@ def up(model_dir: Path | None, dtype: Dtype, no_tier: bool, l2_dir: Path | None,
     )
     with Stack(plan, on_progress=show_progress) as stack:
         try:
+            _prove_tier(stack)
             _announce(stack)
             _watch(stack)
         except KeyboardInterrupt:
@@ -103,6 +105,25 @@ def _adapter(text: str) -> tuple[str, Path]:
     if not equals or not folder:
         raise ConfigError(f"--lora: got {text!r}, allowed is NAME=FOLDER")
     return name, Path(folder).resolve()
+
+
+def _prove_tier(stack: Stack) -> None:
+    """Ask for the known answer from every place; an engine that gets a wrong one leaves its tier alone from then on."""
+    if stack.tier_url is None:
+        return
+    try:
+        report = prove_started_tier(
+            stack.base_url, model=stack.served_model_name, tier_url=stack.tier_url, model_key=stack.model_key
+        )
+    except (EngineError, TierError) as exc:
+        click.echo(f"the tier could not be proven: {exc}", err=True)
+        return
+    if report is None:
+        click.echo("the tier is used unproven: it cannot be asked for a known answer", err=True)
+    elif report.is_right:
+        click.echo(f"tier: {report.reason} ({report.elapsed_s:.1f} s)", err=True)
+    else:
+        click.echo(f"the tier is switched off: {report.reason}", err=True)
 
 
 def _announce(stack: Stack) -> None:

@@ -21,7 +21,8 @@ from pancake_langgraph.engines.pool_hints import HintAnswer, PoolHints
 class Capabilities:
     """What an engine said (or showed) that it can do.  `None` means "not known".
 
-    `pool_hints` says that hints on its pool are carried out and answered.
+    `pool_hints` says that hints on its pool are carried out and answered.  `kv_identity` is the name under which the
+    tier keeps this engine's KV; `tier_state` is what the engine was told of the tier: `unproven`, `proven` or `off`.
     """
 
     engine: str
@@ -37,6 +38,8 @@ class Capabilities:
     cache_salt: bool = False
     kv_events: bool = False
     pool_hints: bool = False
+    kv_identity: str | None = None
+    tier_state: str | None = None
     tool_parser: bool | None = None
     prefix_caching: bool | None = None
     notes: tuple[str, ...] = ()
@@ -111,6 +114,20 @@ class EngineStatistics:
     pool_used_ratio: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Recital:
+    """One greedy answer, with its chances.
+
+    `logprobs` has one entry per token; `margin` is how much likelier the first token was than the next likely one;
+    `cached_tokens` is `None` when the server does not say.
+    """
+
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]
+    margin: float
+    cached_tokens: int | None
+
+
 @runtime_checkable
 class Engine(Protocol):
     """A model server as the runtime sees it."""
@@ -180,4 +197,30 @@ class ReportsEvictions(Protocol):
 
     def add_residency_listener(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the engine's loop after each change of the pool; it must return at once."""
+        ...
+
+
+@runtime_checkable
+class ReadsTier(Protocol):
+    """An engine that can be asked where it takes KV from, and told not to take it from the tier."""
+
+    async def recite(
+        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
+    ) -> Recital:
+        """Answer greedily.
+
+        `cold` computes the whole prompt, whatever is cached; `tier_salt` looks in the tier under another salt than in
+        the pool.
+
+        Raises:
+            EngineError: on any failure of the server.
+        """
+        ...
+
+    async def judge_tier(self, *, is_right: bool) -> bool:
+        """Tell the engine whether its tier may be read; return whether it said that it took note.
+
+        Raises:
+            EngineError: on any failure of the server.
+        """
         ...

@@ -106,6 +106,16 @@ def understands_hints(response: object) -> bool:
     return _answered(response) is not None
 
 
+def tier_facts(response: object) -> tuple[str | None, str | None]:
+    """Return the engine's KV identity and what it was told of its tier, from any response to a request with hints."""
+    params = response.get(PARAMS_FIELD) if isinstance(response, Mapping) else None
+    found = params.get(HINTS_FIELD) if isinstance(params, Mapping) else None
+    if not isinstance(found, Mapping):
+        return None, None
+    identity, state = found.get("kv_identity"), found.get("tier")
+    return (identity if isinstance(identity, str) else None), (state if isinstance(state, str) else None)
+
+
 def answers_from_wire(response: object) -> tuple[HintAnswer, ...]:
     """Return the answers in a response; those that cannot be read are left out.  Never raises."""
     listed = (_answered(response) or {}).get("answers")

@@ -11,10 +11,11 @@ from pancake_langgraph._errors import EngineError, EngineRejected, MalformedStre
 from pancake_langgraph._types import TokenPrefix
 from pancake_langgraph.engines import _compat
 from pancake_langgraph.engines._http import is_loopback
-from pancake_langgraph.engines.base import Capabilities, Residency
+from pancake_langgraph.engines.base import Capabilities, Recital, Residency
 from pancake_langgraph.engines.kv_events import KvEventSubscriber
 from pancake_langgraph.engines.openai import DEFAULT_DEADLINE_S, OpenAIEngine
-from pancake_langgraph.engines.pool_hints import PARAMS_FIELD, PROBE_PARAMS, understands_hints
+from pancake_langgraph.engines.pool_hints import HINTS_FIELD, PARAMS_FIELD, PROBE_PARAMS, tier_facts, understands_hints
+from pancake_langgraph.engines.recital import read_recital, recital_body
 from pancake_langgraph.engines.residency import PoolIndex
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,34 @@ class VllmEngine(OpenAIEngine):
             allocated_tokens=index.allocated_tokens,
         )
 
+    async def recite(
+        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
+    ) -> Recital:
+        """Answer greedily, after everything else: computed anew if `cold`, from the tier as of `tier_salt` if given.
+
+        Raises:
+            EngineError: on any failure of the server.
+        """
+        found = await self._capabilities()
+        body = recital_body(
+            found.model, prefix, max_tokens=max_tokens, cold=cold, tier_salt=tier_salt, priority=_PROBE_PRIORITY
+        )
+        return read_recital(await self._http.post_json(_compat.COMPLETIONS_ROUTE, body))
+
+    async def judge_tier(self, *, is_right: bool) -> bool:
+        """Tell the connector inside the engine whether the tier may be read; return whether it took note.
+
+        Raises:
+            EngineError: on any failure of the server.
+        """
+        found = await self._capabilities()
+        state = "proven" if is_right else "off"
+        body = {"model": found.model, "prompt": [1, 1], "max_tokens": 1, "temperature": 0, "priority": _PROBE_PRIORITY}
+        answer = await self._http.post_json(
+            _compat.COMPLETIONS_ROUTE, {**body, PARAMS_FIELD: {HINTS_FIELD: {"tier": state}}}
+        )
+        return tier_facts(answer)[1] == state
+
     # -- finding out ----------------------------------------------------------------------------------------------
 
     def _probe_fields(self) -> dict[str, Any]:
@@ -123,9 +152,12 @@ class VllmEngine(OpenAIEngine):
     def _judge_completion(self, found: Capabilities, answer: Any) -> Capabilities:
         choices = answer.get("choices") if isinstance(answer, dict) else None
         first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+        identity, tier_state = tier_facts(answer)
         # The field is taken without the policy too, then without effect: nothing tells the two apart.
         return replace(
             found,
+            kv_identity=identity,
+            tier_state=tier_state,
             priority=True,
             prompt_token_ids=bool(first.get("prompt_token_ids")),
             pool_hints=understands_hints(answer),

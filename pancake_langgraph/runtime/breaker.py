@@ -28,6 +28,7 @@ class Breaker:
         self._open_s = open_s
         self._failures = 0
         self._opened_at_s: float | None = None
+        self._is_locked = False
 
     @property
     def is_open(self) -> bool:
@@ -36,10 +37,14 @@ class Breaker:
 
     def may_try(self) -> bool:
         """Say whether a request may be sent now: closed, or open for long enough to try again."""
+        if self._is_locked:
+            return False
         return self._opened_at_s is None or self._clock.now_s() - self._opened_at_s >= self._open_s
 
     def succeeded(self) -> None:
         """Tell that the part answered."""
+        if self._is_locked:
+            return
         self._failures = 0
         if self._opened_at_s is not None:
             self._opened_at_s = None
@@ -54,3 +59,16 @@ class Breaker:
         elif self._failures >= self._max_failures:
             self._opened_at_s = now_s
             self._record(BreakerChanged(now_s, self._part, is_open=True, reason=reason))
+
+    def lock(self, reason: str) -> None:
+        """Open for good: the part answers, and wrongly.  Only `unlock` ends that."""
+        is_new = self._opened_at_s is None
+        self._is_locked, self._opened_at_s = True, self._clock.now_s()
+        if is_new:
+            self._record(BreakerChanged(self._opened_at_s, self._part, is_open=True, reason=reason))
+
+    def unlock(self) -> None:
+        """Close again after `lock`: the part was proven right.  Does nothing otherwise."""
+        if self._is_locked:
+            self._is_locked = False
+            self.succeeded()

@@ -31,6 +31,7 @@ from pancake_langgraph.runtime.knowledge import Knowledge
 from pancake_langgraph.runtime.phases import PhaseWatch
 from pancake_langgraph.runtime.signals import Opened, Routed, Signal
 from pancake_langgraph.runtime.state import State
+from pancake_langgraph.runtime.tier_watch import TierWatch
 from pancake_langgraph.runtime.watcher import Watcher
 from pancake_langgraph.tiers.base import Tier
 from pancake_langgraph.tiers.registry import create_tier
@@ -105,6 +106,7 @@ class Runtime:
         self._state = State.build(
             settings, clock=self._clock, ledger=self.ledger, forecaster=forecaster or create_forecaster()
         )
+        self._tier_watch = TierWatch(self._state, self._engine, self._tier)
         self._phases = PhaseWatch(self._state.forecaster)
         self._knowledge = Knowledge.of(settings.forecast_dir, self._state.forecaster)
         self._background = BackgroundLoop("pancake-runtime")
@@ -322,12 +324,14 @@ class Runtime:
     async def _probe(self) -> Resolved:
         await self._engine.open()
         await self._tier.open()
-        facts = _facts(await self._engine.probe())
-        resolved = resolve(self.settings, facts)
+        found = await self._engine.probe()
+        resolved = resolve(self.settings, _facts(found))
         if self._state.resolved is None:
             level = logging.INFO if resolved.hold or self._engine.name == "null" else logging.WARNING
             logger.log(level, "pancake runtime on %s: %s", self._engine.name, "; ".join(resolved.reasons))
         self._state.resolved = resolved
+        if resolved.tier:
+            self._spawn(self._tier_watch.engine_found(found))
         return resolved
 
     async def _keep_probing(self) -> None:
@@ -356,7 +360,10 @@ class Runtime:
             if self.settings.tier_url and self._state.spans.num_open(SpanKind.RUN) and breaker.may_try():
                 health = await self._tier.health()
                 if health.alive:
+                    was_open = breaker.is_open
                     breaker.succeeded()
+                    if was_open:
+                        self._spawn(self._tier_watch.tier_came_back())
                 else:
                     breaker.failed(health.detail)
 

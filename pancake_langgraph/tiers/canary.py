@@ -17,13 +17,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
+from pancake_langgraph._errors import EngineRejected
 from pancake_langgraph._types import TokenPrefix
+from pancake_langgraph.engines.base import ReadsTier, Recital
 from pancake_langgraph.tiers.base import Tier
 
-#: What the canary reads: a count, which every language model goes on with alike and with confidence.
-CANARY_TEXT: Final = "Count without a pause, and leave no number out: " + ", ".join(str(n) for n in range(1, 2_000))
 #: Chunks that the prompt fills; the answer's first tokens lie behind them.
 NUM_CHUNKS: Final = 2
 ANSWER_TOKENS: Final = 8
@@ -46,38 +46,6 @@ class Place(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Recital:
-    """One greedy answer.
-
-    `logprobs` has one entry per token; `margin` is how much likelier the first token was than the next likely one;
-    `cached_tokens` is `None` when the server does not say.
-    """
-
-    tokens: tuple[str, ...]
-    logprobs: tuple[float, ...]
-    margin: float
-    cached_tokens: int | None
-
-
-class Recites(Protocol):
-    """An engine that can be asked for one answer from a chosen place."""
-
-    async def recite(
-        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
-    ) -> Recital:
-        """Answer greedily.
-
-        `cold` computes the whole prompt, whatever is cached; `tier_salt` looks in the tier under another salt than in
-        the pool.
-
-        Raises:
-            Unsupported: if the engine cannot be asked that way.
-            EngineError: on any failure of the server.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
 class CanaryReport:
     """What came of it.
 
@@ -92,7 +60,7 @@ class CanaryReport:
 
 
 async def run_canary(
-    engine: Recites,
+    engine: ReadsTier,
     tier: Tier,
     token_ids: tuple[int, ...],
     *,
@@ -102,34 +70,44 @@ async def run_canary(
 ) -> CanaryReport:
     """Ask from every place and compare.
 
-    `token_ids` are those of `CANARY_TEXT`, at least `canary_tokens(chunk_tokens)`.  With `clear_host` the tier's host
+    `token_ids` are those of `canary_text`, at least `canary_tokens(chunk_tokens)`.  With `clear_host` the tier's host
     memory is emptied to look at its disk: only right after the tier's start, when nobody has anything there.
 
     Raises:
-        EngineError: if the engine fails, or cannot be asked that way (`Unsupported`).
+        EngineError: if the engine fails, or refuses the prompt when nothing is cached.
         TierError: if the tier cannot be reached.
     """
     started_s = time.monotonic()
     ids = token_ids[: canary_tokens(chunk_tokens)]
+    first, second, third = (TokenPrefix(ids, f"canary-{secrets.token_hex(8)}") for _ in range(3))
+    recitals = {Place.COLD: await engine.recite(first, max_tokens=ANSWER_TOKENS, cold=True)}
+    try:
+        recitals[Place.POOL] = await engine.recite(first, max_tokens=ANSWER_TOKENS)
+        if await _is_stored(tier, first, pause):
+            recitals[Place.HOST] = await engine.recite(second, max_tokens=ANSWER_TOKENS, tier_salt=first.cache_salt)
+            if clear_host:
+                await tier.clear_host()
+                if await _is_stored(tier, first, pause):
+                    salt = first.cache_salt
+                    recitals[Place.DISK] = await engine.recite(third, max_tokens=ANSWER_TOKENS, tier_salt=salt)
+    except EngineRejected as exc:  # what it answered cold; chances that are no numbers cannot be put into JSON
+        places = tuple(recitals)
+        reason = f"after answers from {', '.join(places)} the engine gave none ({type(exc).__name__})"
+        return CanaryReport(is_right=False, reason=reason, places=places, elapsed_s=time.monotonic() - started_s)
     stored_tokens = NUM_CHUNKS * chunk_tokens
-    first, second, third = (f"canary-{secrets.token_hex(8)}" for _ in range(3))
-    recitals = {
-        Place.COLD: await engine.recite(TokenPrefix(ids, first), max_tokens=ANSWER_TOKENS, cold=True),
-        Place.POOL: await engine.recite(TokenPrefix(ids, first), max_tokens=ANSWER_TOKENS),
-    }
-    if await _is_stored(tier, TokenPrefix(ids, first), pause):
-        recitals[Place.HOST] = await engine.recite(TokenPrefix(ids, second), max_tokens=ANSWER_TOKENS, tier_salt=first)
-        if clear_host:
-            await tier.clear_host()
-            if await _is_stored(tier, TokenPrefix(ids, first), pause):
-                recitals[Place.DISK] = await engine.recite(
-                    TokenPrefix(ids, third), max_tokens=ANSWER_TOKENS, tier_salt=first
-                )
     found = {place: said for place, said in recitals.items() if _is_from_cache(place, said, stored_tokens)}
     problem = find_mismatch(found)
-    places = tuple(found)
-    reason = problem or f"equal answers from {', '.join(places)}"
-    return CanaryReport(problem is None, reason, places, time.monotonic() - started_s)
+    reason = problem or f"equal answers from {', '.join(found)}"
+    return CanaryReport(problem is None, reason, tuple(found), time.monotonic() - started_s)
+
+
+def canary_text(chunk_tokens: int) -> str:
+    """Return what the canary reads: a count, which every language model goes on with alike, and is sure of.
+
+    It has at least `canary_tokens(chunk_tokens)` tokens.
+    """
+    numbers = ", ".join(str(number) for number in range(1, canary_tokens(chunk_tokens)))
+    return f"Count without a pause, and leave no number out: {numbers}"
 
 
 def canary_tokens(chunk_tokens: int) -> int:

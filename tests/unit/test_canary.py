@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from pancake_langgraph._types import TokenPrefix
+from pancake_langgraph.engines.base import Recital
 from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
 from pancake_langgraph.tiers.canary import (
     NUM_CHUNKS,
     CanaryReport,
     Place,
-    Recital,
     canary_tokens,
     find_mismatch,
     run_canary,
@@ -123,6 +123,9 @@ class Parrot:
         place = Place.COLD if cold else place
         self.asked.append((place, prefix, tier_salt))
         return self.said(place)
+
+    async def judge_tier(self, *, is_right: bool) -> bool:
+        return True
 
 
 def run(engine: Parrot, tier: Tiers, *, clear_host: bool = True) -> CanaryReport:

@@ -1,0 +1,33 @@
+"""Right after a start: does the cache server give back to the engine what it was given?"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pancake_langgraph.engines.vllm import VllmEngine
+from pancake_langgraph.tiers.canary import CanaryReport
+from pancake_langgraph.tiers.lmcache import LMCacheTier
+from pancake_langgraph.tiers.proving import prove_tier
+
+
+def prove_started_tier(base_url: str, *, model: str, tier_url: str, model_key: str) -> CanaryReport | None:
+    """Ask engine and cache server, both just started, for the known answer; `None` if they cannot be asked.
+
+    The cache server's host memory is emptied meanwhile, to look at its disk.  Not from inside an event loop.
+
+    Raises:
+        EngineError: if the engine fails.
+        TierError: if the cache server cannot be reached.
+    """
+    return asyncio.run(_prove(base_url, model=model, tier_url=tier_url, model_key=model_key))
+
+
+async def _prove(base_url: str, *, model: str, tier_url: str, model_key: str) -> CanaryReport | None:
+    engine, tier = VllmEngine(base_url, model=model), LMCacheTier(tier_url, model_key)
+    await engine.open()
+    await tier.open()
+    try:
+        return await prove_tier(engine, tier, await engine.probe(), clear_host=True)
+    finally:
+        await tier.close()
+        await engine.close()

@@ -1,0 +1,139 @@
+"""A tier that gives wrong answers is left alone, says so once, and is used again when it was proven right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from pancake_langgraph._types import TokenPrefix
+from pancake_langgraph.config import RuntimeSettings
+from pancake_langgraph.engines.base import Capabilities, Recital
+from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
+from pancake_langgraph.ledger import BreakerChanged
+from pancake_langgraph.runtime import Runtime
+from pancake_langgraph.testing.bridged_engine import BridgedEngine
+from pancake_langgraph.testing.fake_server import FakeEngineServer
+from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
+from pancake_langgraph.tiers.canary import NUM_CHUNKS
+from pancake_langgraph.tiers.null import NullTier
+
+CHUNK = 32
+STORED = CHUNK * NUM_CHUNKS
+
+
+class Reader(BridgedEngine):
+    """An engine with a connector that can be asked; what it reads from the tier is `from_tier`."""
+
+    tier_state = "unproven"
+    from_tier = "7"
+    probes = 0
+    judged: tuple[bool, ...] = ()
+    fails = False
+
+    async def probe(self) -> Capabilities:
+        self.probes += 1
+        return replace(await super().probe(), kv_identity="w1", tier_state=self.tier_state)
+
+    async def recite(
+        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
+    ) -> Recital:
+        if self.fails:
+            raise ValueError("a bug")
+        word = "7" if tier_salt is None else self.from_tier
+        return Recital((word,), (-0.1,), 3.0, 0 if cold else STORED)
+
+    async def judge_tier(self, *, is_right: bool) -> bool:
+        self.judged += (is_right,)
+        return True
+
+
+class Memory(NullTier):
+    """A tier that has everything, unless it is away."""
+
+    is_away = False
+    identity: str | None = None
+
+    async def health(self) -> TierHealth:
+        if self.is_away:
+            return TierHealth(alive=False, chunk_tokens=None, detail="away")
+        return TierHealth(alive=True, chunk_tokens=CHUNK, detail="ok")
+
+    async def prefetch(self, prefix: TokenPrefix) -> PrefetchReport:
+        return PrefetchReport(NUM_CHUNKS, NUM_CHUNKS, 0.0)
+
+    def identify(self, kv_identity: str | None) -> None:
+        self.identity = kv_identity
+
+
+@dataclass
+class Bed:
+    reader: Reader
+    tier: Memory
+    runtime: Runtime
+
+    def breaker_reasons(self) -> list[str]:
+        events = self.runtime.ledger.events()
+        return [e.reason for e in events if isinstance(e, BreakerChanged) and e.part == "tier"]
+
+
+@contextmanager
+def opened(**facts: Any) -> Iterator[Bed]:
+    with FakeEngineServer(FakeEngine(FakeEngineSettings())) as server:
+        reader, tier = Reader(server), Memory()
+        for name, value in facts.items():
+            setattr(reader, name, value)
+        settings = RuntimeSettings(engine="fake", tier_url="http://127.0.0.1:1", tier_model="m")
+        with Runtime(settings, engine=reader, tier=tier) as runtime:
+            runtime.start()
+            assert runtime.wait_idle()
+            yield Bed(reader, tier, runtime)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Wait until something on the runtime's own loop has happened."""
+    deadline_s = time.monotonic() + 10.0
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_a_tier_that_answers_rightly_is_proven_once_and_looked_up_under_the_engines_identity() -> None:
+    with opened() as bed:
+        assert eventually(lambda: bed.reader.judged == (True,))
+        assert bed.breaker_reasons() == []
+        assert bed.tier.identity == "w1"
+
+
+def test_a_tier_that_answers_wrongly_is_switched_off_in_engine_and_runtime(caplog: pytest.LogCaptureFixture) -> None:
+    with opened(from_tier="six") as bed:
+        assert eventually(lambda: bool(bed.breaker_reasons()))
+        assert bed.reader.judged == (False,)
+        (reason,) = bed.breaker_reasons()
+        assert "wrong answers" in reason
+        assert "L1" in reason
+    assert [record.levelname for record in caplog.records if "switched off" in record.message] == ["ERROR"]
+
+
+@pytest.mark.parametrize("state", ["proven", None])
+def test_what_others_have_proven_or_cannot_be_asked_is_not_asked_again(state: str | None) -> None:
+    with opened(tier_state=state) as bed:
+        assert bed.reader.judged == ()
+        assert bed.breaker_reasons() == []
+
+
+def test_an_engine_that_was_told_not_to_read_the_tier_is_believed() -> None:
+    with opened(tier_state="off") as bed:
+        assert eventually(lambda: len(bed.breaker_reasons()) == 1)
+        assert bed.reader.judged == ()
+
+
+def test_a_bug_while_proving_is_counted_and_costs_the_proof_only() -> None:
+    with opened(fails=True) as bed:
+        assert eventually(lambda: bed.runtime.statistics().failed_signals == 1)
+        assert bed.reader.judged == ()
+        assert bed.breaker_reasons() == []
