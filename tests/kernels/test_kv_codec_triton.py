@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 CASES = {
     "bfloat16 with an odd width and a long last group": ("bfloat16", (2, 70, 67)),
     "float16 with two column blocks": ("float16", (1, 33, 130)),
@@ -33,7 +31,7 @@ from pancake_kernels.errors import ValuesRefused
 from pancake_kernels.kv_codec import KVCodec
 from pancake_kernels.kv_codec.reference import ReferenceBackend
 from pancake_kernels.kv_codec.triton_kernel import TritonBackend
-from tests.kernels.kv_bed import LOSSY, sample
+from kv_bed import LOSSY, sample
 
 reference, triton = KVCodec(ReferenceBackend()), KVCodec(TritonBackend())
 
@@ -71,7 +69,7 @@ print(json.dumps(results))
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, bool]]:
-    paths = [str(ROOT), *sys.path]
+    paths = [str(Path(__file__).parent), *sys.path]
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     argv = [sys.executable, "-c", CHILD, json.dumps(CASES), TIES, REFUSED]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
