@@ -10,14 +10,17 @@ its error bound.
 
 from pancake_kernels.kv_codec.codec import Buffer, KVCodec, read_header
 from pancake_kernels.kv_codec.frame import Header, KVShape, Mode, encoded_size, settled_tokens
+from pancake_kernels.kv_codec.layouts import ChunkLayout, Order
 from pancake_kernels.kv_codec.registry import codec_for
 
 __all__ = [
     "Buffer",
+    "ChunkLayout",
     "Header",
     "KVCodec",
     "KVShape",
     "Mode",
+    "Order",
     "codec_for",
     "encoded_size",
     "read_header",
