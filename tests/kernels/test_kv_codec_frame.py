@@ -206,6 +206,15 @@ def test_a_thread_that_did_not_grow_needs_an_empty_delta() -> None:
     assert all(map(torch.equal, CODEC.decode_delta(base, delta), CODEC.decode(base)))
 
 
+def test_a_delta_may_be_kept_in_another_mode() -> None:
+    keys, values = sample((2, 96, 40))
+    base = CODEC.encode(keys[:, :64], values[:, :64], "int4")
+    delta = CODEC.encode_delta(keys, values, "exact", base=base, base_tokens=50)
+    for got, old, was in zip(CODEC.decode_delta(base, delta), CODEC.decode(base), (keys, values), strict=True):
+        assert torch.equal(got[:, :50], old[:, :50])
+        assert torch.equal(got[:, 50:], was[:, 50:])
+
+
 def test_a_delta_on_another_base_is_refused() -> None:
     keys, values = sample((2, 96, 40))
     base = CODEC.encode(keys[:, :64], values[:, :64], "int8")
