@@ -146,8 +146,8 @@ class Space:
             OSError: if that fails; the reservation is to be abandoned then.
             TimeoutError: if another process keeps the lock; likewise.
         """
-        self.touch(reservation.fd)
         with self._books() as books:  # a file that moves while the folder is counted could be counted nowhere
+            books.stamp = self.touch(reservation.fd)
             replaced = _size_of(path)
             os.replace(reservation.temp, path)
             books.used -= replaced
@@ -183,12 +183,13 @@ class Space:
             books.save()
             return num_bytes
 
-    def touch(self, fd: int) -> None:
-        """Mark an open object as used last of all.  Never raises."""
+    def touch(self, fd: int) -> int:
+        """Mark an open object as used last of all; return the time stamp.  Never raises."""
         with self._stamp_lock:
             stamp = self._stamp = min(max(time.time_ns(), self._stamp + 1), _MAX_STAMP)
         with contextlib.suppress(OSError):  # a folder that is only readable
             os.utime(fd, ns=(stamp, stamp))
+        return stamp
 
     @contextlib.contextmanager
     def _books(self) -> Iterator[_Books]:
@@ -207,6 +208,8 @@ class Space:
             with self._stamp_lock:
                 self._stamp = books.stamp = max(self._stamp, books.stamp)
             yield books
+            with self._stamp_lock:
+                self._stamp = max(self._stamp, books.stamp)  # counting may have met a younger one
         finally:
             os.close(fd)
 

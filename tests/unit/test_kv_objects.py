@@ -286,16 +286,29 @@ def test_an_object_removed_by_hand_is_a_miss_and_a_vanished_folder_is_made_again
     assert disk.load() == PAYLOAD
 
 
+def test_servers_whose_clocks_differ_agree_on_what_is_younger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, behind = Disk(tmp_path), Disk(tmp_path)
+    clock = time.time_ns()
+    for disk, identity, offset in ((ahead, CHUNK, 10**15), (behind, OTHER_CHUNK, -(10**15)), (ahead, OTHER_TENANT, 0)):
+        monkeypatch.setattr(time, "time_ns", lambda at=clock + offset: at)
+        disk.store(identity)
+    ages = [ahead.path(identity).stat().st_mtime_ns for identity in (CHUNK, OTHER_CHUNK, OTHER_TENANT)]
+    assert ages == sorted(set(ages))
+
+
 def test_clocks_that_jump_do_not_change_what_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = Disk(tmp_path).store(replace(CHUNK, salt="probe")) or 0
     shutil.rmtree(tmp_path)
     disk = Disk(tmp_path, cap_bytes=4 * size)
-    chunks = [replace(CHUNK, chunk_hash=bytes([number]) * 32) for number in range(5)]
+    chunks = [replace(CHUNK, chunk_hash=bytes([number]) * 32) for number in range(7)]
     clock = iter([now := time.time_ns(), now + 10**18, now - 10**18, now - 2 * 10**18, now + 5, now + 6, now + 7])
     monkeypatch.setattr(time, "time_ns", clock.__next__)
     for chunk in chunks[:4]:
         disk.store(chunk)
     assert disk.load(chunks[0]) == PAYLOAD
-    assert Disk(tmp_path, cap_bytes=4 * size).store(chunks[4])
     monkeypatch.undo()
-    assert [disk.folder.has(chunk) for chunk in chunks] == [True, False, False, True, True]
+    assert Disk(tmp_path, cap_bytes=4 * size).store(chunks[4])
+    assert [disk.folder.has(chunk) for chunk in chunks] == [True, False, False, True, True, False, False]
+    for chunk in chunks[5:]:  # by servers that know only what is in the folder
+        assert Disk(tmp_path, cap_bytes=4 * size).store(chunk)
+    assert [disk.folder.has(chunk) for chunk in chunks] == [False, False, False, False, True, True, True]
