@@ -38,6 +38,8 @@ _PLAIN_FILE: Final = re.compile(r".+@0x[0-9a-f]{8,}@[0-9a-f]+@[0-9a-f]+(@[^@]*)?
 _SLACK: Final = 0.05
 _LOCK_WAIT_S: Final = 5.0
 _LOCK_PAUSE_S: Final = 0.005
+#: A wrong object is removed while somebody waits for a lookup; if that takes longer, the next store replaces it.
+_REMOVE_WAIT_S: Final = 0.25
 _MAX_STAMP: Final = 2**63 - 1
 NO_CAP: Final = 2**62
 
@@ -92,6 +94,7 @@ class Space:
         self.root = root
         self.cap_bytes = cap_bytes
         self._lock_wait_s = lock_wait_s
+        self._in_process = threading.Lock()
         self._stamp = 0
         self._stamp_lock = threading.Lock()
 
@@ -173,7 +176,7 @@ class Space:
             OSError: if it cannot be removed.
             TimeoutError: if another process keeps the lock.
         """
-        with self._books() as books:
+        with self._books(min(_REMOVE_WAIT_S, self._lock_wait_s)) as books:
             num_bytes = _size_of(path)
             try:
                 path.unlink()
@@ -192,18 +195,29 @@ class Space:
         return stamp
 
     @contextlib.contextmanager
-    def _books(self) -> Iterator[_Books]:
+    def _books(self, wait_s: float | None = None) -> Iterator[_Books]:
         """Yield the numbers, locked against other threads and processes."""
+        until = time.monotonic() + (self._lock_wait_s if wait_s is None else wait_s)
+        if not self._in_process.acquire(timeout=max(0.0, until - time.monotonic())):
+            raise _too_late()
+        try:
+            with self._locked_books(until) as books:
+                yield books
+        finally:
+            self._in_process.release()
+
+    @contextlib.contextmanager
+    def _locked_books(self, until: float) -> Iterator[_Books]:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(self.root / _BOOKS_NAME, flags, 0o600)
         try:
-            self._lock(fd)
+            _lock(fd, until)
             data = os.pread(fd, _BOOKS.size, 0)
             magic, used, stamp = _BOOKS.unpack(data) if len(data) == _BOOKS.size else (b"", 0, 0)
             books = _Books(fd, used, stamp)
             if magic != _BOOKS_MAGIC:
-                books.used, books.stamp = sum(found.num_bytes for found in self._scan(books)), 0
+                books.used = sum(found.num_bytes for found in self._scan(books))
                 books.save()
             with self._stamp_lock:
                 self._stamp = books.stamp = max(self._stamp, books.stamp)
@@ -212,19 +226,6 @@ class Space:
                 self._stamp = max(self._stamp, books.stamp)  # counting may have met a younger one
         finally:
             os.close(fd)
-
-    def _lock(self, fd: int) -> None:
-        """Lock, but do not wait for ever: the other process may be frozen."""
-        until = time.monotonic() + self._lock_wait_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise TimeoutError(errno.ETIMEDOUT, "another process keeps the folder's lock") from None
-                time.sleep(_LOCK_PAUSE_S)
-            else:
-                return
 
     def _make_room(self, books: _Books, num_bytes: int) -> list[str]:
         """Count, then remove what was used longest ago until `num_bytes` fit; return the names of what went."""
@@ -266,6 +267,23 @@ class Space:
                 removable = ours or _PLAIN_FILE.fullmatch(entry.name) is not None
                 result.append(_Found(path, facts.st_size, facts.st_mtime_ns, removable=removable))
         return result
+
+
+def _lock(fd: int, until: float) -> None:
+    """Lock, but do not wait for ever: the other process may be frozen."""
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise _too_late() from None
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return
+
+
+def _too_late() -> TimeoutError:
+    return TimeoutError(errno.ETIMEDOUT, "another process or thread keeps the folder's lock")
 
 
 def _evict(books: _Books, found: list[_Found], goal: int) -> list[str]:

@@ -148,10 +148,12 @@ def test_up_stops_quietly_on_ctrl_c(monkeypatch: pytest.MonkeyPatch, model_dir: 
     monkeypatch.setenv("PANCAKE_CACHE_DIR", str(model_dir / "cache"))
     monkeypatch.setattr(up_module, "Stack", FakeStack)
     monkeypatch.setattr(up_module.time, "sleep", interrupt)
-    outcome = CliRunner().invoke(pancake, ["up", "--model", str(model_dir)])
+    disk = ["--l2-dir", str(model_dir / "kv"), "--l2-bytes", "20000000", "--l2-adapter", "plain"]
+    outcome = CliRunner().invoke(pancake, ["up", "--model", str(model_dir), *disk])
     assert outcome.exit_code == 0
     assert "stopping" in outcome.stderr
-    assert FakeStack.plans[-1].tier is not None
+    tier = FakeStack.plans[-1].tier
+    assert (tier.l2_dir, tier.l2_bytes, tier.l2_adapter) == (model_dir / "kv", 20_000_000, "plain")
 
 
 def test_up_refuses_a_folder_without_a_model(tmp_path: Path) -> None:

@@ -125,7 +125,13 @@ def test_a_frozen_server_that_keeps_the_lock_costs_stores_not_loads(tmp_path: Pa
     with at_rest(tmp_path):
         assert folder.store(chunk(2), PAYLOAD) is None
         assert loads(folder, 1)
-    assert counts.snapshot() == {"store_failed": 1}
+        path = tmp_path / folder.name_of(chunk(1))
+        path.write_bytes(b"spoiled")
+        assert not folder.has(chunk(1))
+        assert path.exists()
+    assert counts.snapshot() == {"not_removed": 1, "refused_foreign": 1, "store_failed": 1}
+    assert folder.store(chunk(1), PAYLOAD)
+    assert loads(folder, 1)
     assert folder.store(chunk(2), PAYLOAD)
 
 
