@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +31,9 @@ VERSION: Final = 1
 #: The body is the payload as it is.  Other codecs get numbers of their own; an unknown one is refused.
 CODEC_RAW: Final = 0
 KEY_BYTES: Final = 32
+
+#: How `pancake_vllm.identity` begins a salt: weights, and maybe an adapter and a codec.
+_KV_IDENTITY: Final = re.compile(r"w[0-9a-f]{24}(\+[0-9a-z]+)?(![0-9a-z]+)?(?=[.~]|$)")
 
 _MAGIC: Final = b"\x89PANKV\r\n"
 _PLAIN, _SEALED = 1, 2
@@ -113,6 +117,7 @@ class Header:
     nonce: bytes
     tag: bytes
     model: str
+    kv_identity: str
 
 
 class Sealer:
@@ -221,8 +226,15 @@ def read_header(head: Buffer) -> Header:
     _, version, seal, codec, name_bytes, _, raw_bytes, body_bytes, key_id, identity, nonce, tag = fields
     if version != VERSION:
         raise Refused(Refusal.VERSION)
-    model = bytes(view[_HEAD.size : _HEAD.size + name_bytes]).decode("utf-8", "replace")
-    return Header(version, seal, codec, raw_bytes, body_bytes, key_id, identity, nonce, tag, model)
+    label = bytes(view[_HEAD.size : _HEAD.size + name_bytes]).decode("utf-8", "replace")
+    model, _, kv_identity = label.partition("@")  # LMCache has no `@` in a model's name
+    return Header(version, seal, codec, raw_bytes, body_bytes, key_id, identity, nonce, tag, model, kv_identity)
+
+
+def kv_identity_of(salt: str) -> str:
+    """Return the part of a salt that names weights and adapter, as `pancake_vllm.identity` writes it; else nothing."""
+    found = _KV_IDENTITY.match(salt)
+    return found.group() if found else ""
 
 
 def read_key_file(path: Path) -> bytes:
@@ -254,7 +266,9 @@ def _utf8(text: str) -> bytes:
 
 
 def _label(identity: Identity) -> bytes:
-    return _utf8(identity.model)[:_MAX_NAME_BYTES]
+    """Return what the file tells people: model and KV identity; the tenant's salt is nobody's business."""
+    kv_identity = kv_identity_of(identity.salt)
+    return _utf8(f"{identity.model}@{kv_identity}" if kv_identity else identity.model)[:_MAX_NAME_BYTES]
 
 
 def _checksum(bound: bytes, body: Buffer) -> bytes:

@@ -22,6 +22,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "lint": ("pancake_langgraph.cli.lint", "lint", "Say where recorded requests broke the cached prefix, and why."),
     "models": ("pancake_langgraph.cli.models", "models", "Prepare and verify model files."),
     "threads": ("pancake_langgraph.cli.threads", "threads", "Look after the threads that a PancakeSaver keeps."),
+    "tiers": ("pancake_lmcache.cli", "tiers", "List and clean what the KV tiers keep."),
     "up": ("pancake_langgraph.cli.up", "up", "Start the model server and the KV cache server."),
 }
 

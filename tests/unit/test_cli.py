@@ -11,11 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pancake_langgraph._errors import ConfigError, LaunchError
+from pancake_langgraph._errors import ConfigError, LaunchError, TierError
 from pancake_langgraph.cli import main as main_module
 from pancake_langgraph.cli import models as models_module
 from pancake_langgraph.cli import up as up_module
 from pancake_langgraph.cli.main import main, pancake
+from pancake_langgraph.tiers.canary import CanaryReport
 
 
 def run_main(*args: str) -> int:
@@ -99,6 +100,7 @@ class FakeStack:
         FakeStack.plans.append(plan)
         self.log_dir = Path("logs")
         self.tier = None
+        self.tier_url = self.base_url = self.served_model_name = self.model_key = None
         self.stopped = False
 
     @property
@@ -160,3 +162,36 @@ def test_up_refuses_a_folder_without_a_model(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(pancake, ["up", "--model", str(tmp_path / "nothing")])
     assert isinstance(outcome.exception, ConfigError)
     assert "config.json" in str(outcome.exception)
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (CanaryReport(is_right=True, reason="equal answers", places=(), elapsed_s=0.1), "tier: equal answers"),
+        (CanaryReport(is_right=False, reason="L2 differs", places=(), elapsed_s=0.1), "switched off: L2 differs"),
+        (None, "unproven"),
+        (TierError("gone"), "could not be proven: gone"),
+    ],
+)
+def test_up_says_whether_the_tier_was_proven(
+    monkeypatch: pytest.MonkeyPatch, model_dir: Path, report: CanaryReport | TierError | None, said: str
+) -> None:
+    def prove(base_url: str, *, model: str, tier_url: str, model_key: str) -> CanaryReport | None:
+        if isinstance(report, TierError):
+            raise report
+        return report
+
+    class WithTier(FakeStack):
+        """A started stack with a cache server."""
+
+        def __init__(self, plan: Any, *, on_progress: Any) -> None:
+            super().__init__(plan, on_progress=on_progress)
+            self.tier_url = "http://127.0.0.1:1"
+
+    monkeypatch.setenv("PANCAKE_CACHE_DIR", str(model_dir / "cache"))
+    monkeypatch.setattr(up_module, "Stack", WithTier)
+    monkeypatch.setattr(up_module, "prove_started_tier", prove)
+    monkeypatch.setattr(up_module.time, "sleep", lambda _: None)
+    outcome = CliRunner().invoke(pancake, ["up", "--model", str(model_dir)])
+    assert said in outcome.stderr
+    assert "export PANCAKE_BASE_URL" in outcome.stdout

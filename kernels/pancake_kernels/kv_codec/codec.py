@@ -119,10 +119,10 @@ class KVCodec:
         """Return a frame of the tokens from `base_tokens` on, to be put on `base`, the frame stored last.
 
         `keys` and `values` hold all tokens, those of the base too; only the later ones are read.  `base` may be a delta
-        itself.  The payload equals that of `encode` over the later tokens, and the frame is 16 bytes longer than theirs.
-        In lossy modes `base_tokens` is a multiple of 32; with `settled_tokens(tokens of the base)` and at least 32 later
-        tokens, base and delta together restore the bits that a full frame restores; otherwise a group may be cut
-        elsewhere, within the same error bound.
+        itself.  The payload equals that of `encode` over the later tokens, and the frame is 16 bytes longer than
+        theirs.  In lossy modes `base_tokens` is a multiple of 32; with `settled_tokens(tokens of the base)` and at
+        least 32 later tokens, base and delta together restore the bits that a full frame restores; otherwise a group
+        may be cut elsewhere, within the same error bound.
 
         Raises:
             TensorRefused: if `base_tokens` is not such a multiple or beyond what base or input hold, or if layers,
