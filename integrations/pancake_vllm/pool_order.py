@@ -117,6 +117,8 @@ class BlockPoolOrder:
         """Move a free block right before another free one; to the end without one."""
         if block is anchor:
             return
+        if anchor is not None and anchor.prev_free_block is None:
+            raise RuntimeError(f"block {anchor.block_id} is not in the free queue")  # before anything has moved
         self._queue.remove(block)
         if anchor is None:
             self._queue.append(block)

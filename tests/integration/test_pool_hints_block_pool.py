@@ -91,6 +91,17 @@ def test_the_queue_is_whole_in_both_directions_after_moves() -> None:
     assert {b.block_id for b in real.pool.get_new_blocks(NUM_BLOCKS)} == set(forward)
 
 
+def test_a_move_to_a_block_in_use_is_refused_before_anything_has_moved() -> None:
+    real = RealPool()
+    used, free = real.take(chain("a", 2)), real.take(chain("b", 2))
+    real.give_back(free)
+    with pytest.raises(RuntimeError, match="not in the free queue"):
+        real.order.move_before(free[0], used[0])
+    with pytest.raises(RuntimeError):
+        real.order.move_before(used[0], free[0])
+    assert real.num_free == len(real.pool.free_block_queue.get_all_free_blocks()) == NUM_BLOCKS - 2
+
+
 def test_hints_bind_to_the_real_pool_and_stay_off_without_prefix_caching() -> None:
     hints = PoolHints()
     hints.bind(RealPool().pool, num_groups=1)
