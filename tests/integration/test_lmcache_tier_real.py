@@ -19,19 +19,20 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture
-async def tier(smol_stack: Stack) -> AsyncIterator[Tier]:
-    made = create_tier("lmcache", url=smol_stack.tier_url, model_key=smol_stack.model_key, deadline_s=10.0)
-    await made.open()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
 async def vllm(smol_stack: Stack) -> AsyncIterator[Engine]:
     engine = create_engine("vllm", base_url=smol_stack.base_url, deadline_s=60.0)
     await engine.open()
     yield engine
     await engine.close()
+
+
+@pytest.fixture
+async def tier(smol_stack: Stack, vllm: Engine) -> AsyncIterator[Tier]:
+    made = create_tier("lmcache", url=smol_stack.tier_url, model_key=smol_stack.model_key, deadline_s=10.0)
+    await made.open()
+    made.identify((await vllm.probe()).kv_identity)
+    yield made
+    await made.close()
 
 
 async def test_health_tells_the_chunk_size(tier: Tier) -> None:
