@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_REPLAY_TIMEOUT_S: Final = 2.0
+#: An engine that computes sends its history, up to some ten thousand batches, between its steps.
+_REPLAY_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 5.0
 _QUEUE_BATCHES: Final = 100_000
 _END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
