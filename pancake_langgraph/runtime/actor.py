@@ -57,6 +57,11 @@ class Actor:
         """Whether nothing is under way and no evaluation is asked for."""
         return self._inflight == 0 and not self._evaluating and not self._wake.is_set()
 
+    @property
+    def is_working(self) -> bool:
+        """Whether any request is under way.  May be asked from any thread."""
+        return self._inflight > 0
+
     async def stop(self) -> None:
         """Cancel every request under way, also those whose call has come, and wait for their ends."""
         if self._alarm is not None:

@@ -8,13 +8,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pancake_langgraph._errors import RuntimeClosed
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 _STOP_TIMEOUT_S = 5.0
+#: How long items may wait that come right behind others; short beside what is done about them.
+LOOK_AGAIN_S: Final = 0.003
 _CLOSED = "the runtime is closed (or was started before a fork); make a new one, or attach again"
 
 
@@ -82,6 +84,10 @@ class BackgroundLoop:
             raise RuntimeClosed(_CLOSED)
         return answer
 
+    def later(self, delay_s: float, callback: Callable[[], Any]) -> None:
+        """Schedule a plain callback in `delay_s` seconds.  On the loop only; it is forgotten where the loop stops."""
+        asyncio.get_running_loop().call_later(delay_s, callback)
+
     def stop(self) -> None:
         """Cancel what runs, end the thread, wait a bounded time."""
         if self._forked:
@@ -118,7 +124,8 @@ class BackgroundLoop:
 class Mailbox(Generic[_Item]):
     """Hands items from any thread to a callback on a background loop, in order, many with one wake-up.
 
-    Waking a loop is a write to its socket: what is put while one wake-up is on its way travels with it.
+    Waking a loop is a write to its socket, and costs more than most items.  So only the first item after a quiet time
+    wakes it; while items come in bursts, the loop looks again by itself every `LOOK_AGAIN_S`.
     """
 
     def __init__(self, background: BackgroundLoop, receive: Callable[[_Item], None]) -> None:
@@ -126,7 +133,7 @@ class Mailbox(Generic[_Item]):
         self._background = background
         self._receive = receive
         self._items: deque[_Item] = deque()
-        self._woken = False
+        self._is_awake = False
 
     def put(self, item: _Item) -> None:
         """Hand over one item; returns at once.  Where the loop was stopped it is thrown away."""
@@ -134,23 +141,37 @@ class Mailbox(Generic[_Item]):
             self._items.clear()
             return
         self._items.append(item)
-        if not self._woken:
-            self._woken = True
+        if not self._is_awake:
+            self._is_awake = True
             try:
-                self._background.call(self.drain)
+                self._background.call(self._look)
             except RuntimeError:  # the thread cannot be started: items are hints, and are not piled up
                 self._items.clear()
-                self._woken = False
+                self._is_awake = False
+
+    def hurry(self) -> None:
+        """Have what was put so far taken in at once."""
+        self._background.call(self.drain)
 
     def drain(self) -> None:
         """Take in what was put so far.  On the loop only.
 
-        Whoever must not overtake an item of his own thread calls it first: another thread may have promised the
-        wake-up for that item and not have sent it yet.
+        Whoever must not overtake an item of his own thread calls it first: the loop may only be about to look.
         """
-        self._woken = False  # before counting: whoever puts something behind what is counted wakes the loop again
         for _ in range(len(self._items)):
             self._receive(self._items.popleft())
+
+    def _look(self) -> None:
+        """Take in what was put; go on looking until a look finds nothing."""
+        if not self._items:
+            self._is_awake = False  # before looking once more: whoever puts something after that wakes the loop
+            if not self._items:
+                return
+            self._is_awake = True
+        try:
+            self.drain()
+        finally:
+            self._background.later(LOOK_AGAIN_S, self._look)
 
 
 def _answer(question: Callable[[], _T], answer: Future[_T]) -> None:

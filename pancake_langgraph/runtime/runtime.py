@@ -29,7 +29,7 @@ from pancake_langgraph.runtime.expectations import ExpectedCall
 from pancake_langgraph.runtime.handler import RuntimeHandler
 from pancake_langgraph.runtime.knowledge import Knowledge
 from pancake_langgraph.runtime.phases import PhaseWatch
-from pancake_langgraph.runtime.signals import Opened, Routed, Signal
+from pancake_langgraph.runtime.signals import Opened, Requested, Routed, Signal
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.runtime.tier_watch import TierWatch
 from pancake_langgraph.runtime.watcher import Watcher
@@ -260,8 +260,11 @@ class Runtime:
 
     def post(self, signal: Signal) -> None:
         """Take in a signal; returns at once, never raises."""
-        if not self._closed:
-            self._mailbox.put(signal)
+        if self._closed:
+            return
+        self._mailbox.put(signal)
+        if isinstance(signal, Requested) and self._actor is not None and self._actor.is_working:
+            self._mailbox.hurry()  # what computes for other calls gives way to this one
 
     def wire_extras(self) -> Mapping[str, Any] | None:
         """Return what each request should ask the engine for, or `None`."""

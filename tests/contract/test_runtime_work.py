@@ -9,10 +9,11 @@ from uuid import uuid4
 import pytest
 
 from pancake_langgraph._errors import EngineRejected
-from pancake_langgraph._types import ActionKind, Outcome
+from pancake_langgraph._types import ActionKind, Outcome, Prompt, ThreadId
 from pancake_langgraph.engines.base import Residency
-from pancake_langgraph.ledger import ActionState, BreakerChanged
+from pancake_langgraph.ledger import ActionState, BreakerChanged, SpanKind
 from pancake_langgraph.runtime import attach
+from pancake_langgraph.runtime.signals import Opened, Requested
 from tests.contract.runtime_bed import (
     Bed,
     DeadTier,
@@ -32,7 +33,7 @@ def bed() -> Iterator[Bed]:
 
 
 def an_expectation(node: str = "agent") -> Any:
-    from pancake_langgraph._types import AgentKey, Prompt, ThreadId
+    from pancake_langgraph._types import AgentKey
     from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
 
     expectation = Expectation(
@@ -81,6 +82,29 @@ async def test_a_computing_warm_up_gives_way_also_to_a_call_at_its_own_place(bed
     assert await asyncio.to_thread(bed.runtime.wait_idle)
     given_up = [a for a in bed.actions() if a.outcome is Outcome.WASTED]
     assert given_up[0].reason == "gave way to foreground work"
+
+
+async def test_a_call_is_not_kept_waiting_for_the_next_look_while_something_computes(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pancake_langgraph.runtime.background.LOOK_AGAIN_S", 600.0)
+    bed.server.on_engine(lambda engine: engine.hold("warm"))
+
+    def submit() -> None:
+        actor = bed.runtime._actor
+        assert actor is not None
+        expectation = an_expectation()
+        expectation.created_at_s = bed.runtime._clock.now_s()
+        bed.runtime._state.expectations.add(expectation)
+        actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
+
+    bed.runtime._background.ask(submit).result(5)
+    call_id = uuid4()
+    bed.runtime.post(Opened(1.0, call_id, None, SpanKind.CALL, "agent", ThreadId("t")))
+    bed.runtime._background.ask(lambda: None).result(5)  # taken in: the next look is far away now
+    bed.runtime.post(Requested(1.0, call_id, Prompt(()), None, None))
+    await until(lambda: [a.reason for a in bed.actions()] == ["gave way to foreground work"])
+    bed.server.on_engine(lambda engine: engine.release("warm"))
 
 
 # -- where work could be lost, doubled or in the way -------------------------------------------------------------------

@@ -10,19 +10,23 @@ from pancake_langgraph.runtime.background import BackgroundLoop, Mailbox
 
 
 class Sleeper(BackgroundLoop):
-    """A loop that only notes who wakes it."""
+    """A loop that only notes who wakes it, and what it is to look at later."""
 
     def __init__(self) -> None:
         super().__init__("sleeper")
         self.wakes: list[Callable[[], None]] = []
+        self.looks: list[Callable[[], None]] = []
 
     def call(self, callback, *args):
         self.wakes.append(callback)
         return True
 
+    def later(self, delay_s, callback):
+        self.looks.append(callback)
+
     def run_all(self) -> None:
-        while self.wakes:
-            self.wakes.pop(0)()
+        while self.wakes or self.looks:
+            (self.wakes or self.looks).pop(0)()
 
 
 def test_items_put_while_the_loop_is_being_woken_travel_with_that_wake_up() -> None:
@@ -39,7 +43,34 @@ def test_items_put_while_the_loop_is_being_woken_travel_with_that_wake_up() -> N
     assert taken[-1] == 5
 
 
-def test_what_is_put_while_others_are_taken_in_wakes_the_loop_again() -> None:
+def test_items_put_right_behind_others_wake_nobody_and_are_found_at_the_next_look() -> None:
+    loop, taken = Sleeper(), []
+    mailbox = Mailbox(loop, taken.append)
+    mailbox.put(0)
+    loop.wakes.pop()()
+    mailbox.put(1)
+    mailbox.put(2)
+    assert (loop.wakes, len(loop.looks), taken) == ([], 1, [0])
+    loop.looks.pop()()
+    assert (taken, len(loop.looks)) == ([0, 1, 2], 1)
+    loop.looks.pop()()
+    assert loop.looks == []  # it was quiet: the loop sleeps
+    mailbox.put(3)
+    assert len(loop.wakes) == 1
+
+
+def test_in_a_hurry_items_need_not_wait_for_the_next_look() -> None:
+    loop, taken = Sleeper(), []
+    mailbox = Mailbox(loop, taken.append)
+    mailbox.put(0)
+    loop.wakes.pop()()
+    mailbox.put(1)
+    mailbox.hurry()
+    loop.wakes.pop()()
+    assert taken == [0, 1]
+
+
+def test_what_is_put_while_others_are_taken_in_is_taken_in_later() -> None:
     loop, taken = Sleeper(), []
 
     def receive(item: int) -> None:
@@ -51,6 +82,23 @@ def test_what_is_put_while_others_are_taken_in_wakes_the_loop_again() -> None:
     mailbox.put(0)
     loop.run_all()
     assert taken == [0, 1, 2, 3]
+
+
+def test_a_callback_that_fails_does_not_end_the_looking() -> None:
+    loop, taken = Sleeper(), []
+
+    def receive(item: int) -> None:
+        if item == 0:
+            raise LookupError(item)
+        taken.append(item)
+
+    mailbox = Mailbox(loop, receive)
+    mailbox.put(0)
+    mailbox.put(1)
+    with pytest.raises(LookupError):
+        loop.run_all()
+    loop.run_all()
+    assert taken == [1]
 
 
 def test_an_asker_does_not_depend_on_a_wake_up_that_another_thread_has_only_promised() -> None:
