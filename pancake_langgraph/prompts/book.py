@@ -12,7 +12,13 @@ from langchain_core.messages import BaseMessage
 from pancake_langgraph._types import AgentKey, Prompt, ThreadId, WireObject
 from pancake_langgraph.prompts.declared import DeclaredPrompt
 from pancake_langgraph.prompts.fields import NO_FORM, WireMemo, sends_reasoning, without_reasoning
-from pancake_langgraph.prompts.identity import agent_key, begins_with, leading_system_messages, same_message
+from pancake_langgraph.prompts.identity import (
+    agent_key,
+    begins_with,
+    leading_system_messages,
+    same_message,
+    strip_task_ids,
+)
 from pancake_langgraph.prompts.learner import ShapeLearner
 from pancake_langgraph.prompts.parts import Known, Rendering, render
 from pancake_langgraph.prompts.prediction import Doubt, Prediction, Source, Trust, Unknown
@@ -86,6 +92,18 @@ class PromptBook:
         """Take in what a graph's nodes declare, or what their code says, before anything ran."""
         for declared in prompts:
             _put(self._declared, (graph_id, declared.namespace), _Declaration(declared), self._max_entries)
+
+    def agent_of(self, checkpoint_ns: str, agent_name: str | None, prompt: Prompt) -> AgentKey:
+        """Name the agent that makes a call, as `agent_key` does; nothing is hashed for one that called here before."""
+        namespace, head = strip_task_ids(checkpoint_ns), leading_system_messages(prompt.messages)
+        node = self._nodes.get(namespace)
+        for key in node.agents if node is not None else ():
+            known = self._agents.get(key)
+            if known is None or key.name != (agent_name or ""):
+                continue
+            if (known.head, known.prompt.tools) == (head, prompt.tools):
+                return key
+        return agent_key(checkpoint_ns, agent_name, prompt)
 
     def observe(
         self,

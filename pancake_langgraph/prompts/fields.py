@@ -10,7 +10,14 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, Final
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    convert_to_messages,
+)
 
 from pancake_langgraph._types import WireObject
 from pancake_langgraph.prompts.wire_form import wire_form
@@ -149,6 +156,8 @@ def without_reasoning(messages: Sequence[WireObject]) -> tuple[WireObject, ...]:
 
 def _plain_form(message: BaseMessage) -> WireObject | None:
     """Return the wire form of the plainest messages at once; `None` for the others."""
+    if type(message) is ToolMessage and isinstance(message.content, str) and not message.additional_kwargs:
+        return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.content}
     role = _PLAIN_ROLES.get(type(message))
     if role is None or not isinstance(message.content, str) or message.name or message.additional_kwargs:
         return None

@@ -1,11 +1,12 @@
 """Prompt shapes, predictions, identities."""
 
+import itertools
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from pancake_langgraph._types import Prompt, ThreadId
 from pancake_langgraph.prompts import (
@@ -311,6 +312,35 @@ def test_wire_forms_are_remembered_while_a_message_stays_as_it_is() -> None:
     for _ in range(4):
         memo.wire([HumanMessage(str(number)) for number in range(3000)])
     assert len(memo) <= 8192
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HumanMessage("one", id="1"),
+        SystemMessage("be brief"),
+        ToolMessage("found", tool_call_id="c1", name="look_up", status="error", artifact=[1], id="2"),
+        ToolMessage("found", tool_call_id="c1", additional_kwargs={"more": 1}),
+        ToolMessage([{"type": "text", "text": "found"}], tool_call_id="c1"),
+    ],
+)
+def test_the_short_way_to_a_wire_form_leads_to_the_same_one(message: BaseMessage) -> None:
+    assert WireMemo().wire([message]) == wire_form([message])
+
+
+def test_an_agent_that_called_before_is_known_without_hashing_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = PromptBook(max_entries=16)
+    tools = ({"type": "function", "function": {"name": "look"}},)
+    prompts = [Prompt((SYSTEM, HI), tools), Prompt((SYSTEM, HI)), Prompt(({**SYSTEM, "content": "Other."}, HI), tools)]
+    keys = [book.agent_of("writer:1", name, each) for each in prompts for name in (None, "ann")]
+    assert keys == [agent_key("writer:1", name, each) for each in prompts for name in (None, "ann")]
+    for agent, (each, _) in zip(keys, itertools.product(prompts, (None, "ann")), strict=True):
+        book.observe(agent, T1, each, None)
+    monkeypatch.setattr("pancake_langgraph.prompts.book.agent_key", lambda *_: None)
+    longer = [Prompt((*each.messages, dict(YES)), each.tools) for each in prompts]
+    assert [book.agent_of("writer:2", name, each) for each in longer for name in (None, "ann")] == keys
+    assert book.agent_of("writer:1", "bob", prompts[0]) is None
+    assert book.agent_of("critic:1", None, prompts[0]) is None
 
 
 def test_a_huge_state_is_not_looked_into() -> None:
