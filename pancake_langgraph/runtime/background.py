@@ -128,10 +128,16 @@ class Mailbox(Generic[_Item]):
     wakes it; while items come in bursts, the loop looks again by itself every `LOOK_AGAIN_S`.
     """
 
-    def __init__(self, background: BackgroundLoop, receive: Callable[[_Item], None]) -> None:
-        """Call `receive` on the loop of `background`, which starts with the first item."""
+    def __init__(
+        self, background: BackgroundLoop, receive: Callable[[_Item], None], settle: Callable[[], None] = lambda: None
+    ) -> None:
+        """Call `receive` on the loop of `background`, which starts with the first item.
+
+        `settle` is called when all items that were there have been received.
+        """
         self._background = background
         self._receive = receive
+        self._settle = settle
         self._items: deque[_Item] = deque()
         self._is_awake = False
 
@@ -160,6 +166,7 @@ class Mailbox(Generic[_Item]):
         """
         for _ in range(len(self._items)):
             self._receive(self._items.popleft())
+        self._settle()
 
     def _look(self) -> None:
         """Take in what was put; go on looking until a look finds nothing."""

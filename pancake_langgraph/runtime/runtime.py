@@ -110,7 +110,7 @@ class Runtime:
         self._phases = PhaseWatch(self._state.forecaster)
         self._knowledge = Knowledge.of(settings.forecast_dir, self._state.forecaster)
         self._background = BackgroundLoop("pancake-runtime")
-        self._mailbox: Mailbox[Signal] = Mailbox(self._background, self._receive)
+        self._mailbox: Mailbox[Signal] = Mailbox(self._background, self._receive, self._settle)
         self._actor: Actor | None = None
         self._watcher: Watcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -295,6 +295,13 @@ class Runtime:
         except Exception:  # hints fail open; counted
             level = self._state.count_bug()
             logger.log(level, "a %s signal could not be taken in", type(signal).__name__, exc_info=True)
+
+    def _settle(self) -> None:
+        try:
+            if self._watcher is not None:
+                self._watcher.settle()
+        except Exception:  # hints fail open; counted
+            logger.log(self._state.count_bug(), "what a call has written could not be taken in", exc_info=True)
 
     def _compose(self) -> Watcher:
         self._actor = Actor(self._state, self._engine, self._tier)

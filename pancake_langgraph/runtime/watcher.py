@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage
 from pancake_langgraph._types import Candidate, NodeId, Outcome, ThreadId
 from pancake_langgraph.forecast import Clue
 from pancake_langgraph.ledger import SpanKind, SpanStatus
-from pancake_langgraph.prompts import agent_key, begins_with, strip_task_ids
+from pancake_langgraph.prompts import begins_with, strip_task_ids
 from pancake_langgraph.prompts.identity import parent_namespace
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.runtime.actor import Actor
@@ -38,9 +38,16 @@ from pancake_langgraph.runtime.successors import Successors
 from pancake_langgraph.runtime.trails import UNREAD, Situation, Trails
 from pancake_langgraph.topology import START
 
+#: Signals that neither change nor ask what is expected: what a call wrote before them need not be looked at yet.  The
+#: end of a call may first tell more of it.
+_QUIET = frozenset({FirstPiece, ToolNamed, FieldWritten, Measured, Closed})
+
 
 class Watcher:
-    """Learns from signals.  Lives on the runtime's loop."""
+    """Learns from signals.  Lives on the runtime's loop.
+
+    Whoever gives it signals calls `settle` after the last one that is there.
+    """
 
     def __init__(self, state: State, actor: Actor) -> None:
         """Report to `actor` what has to be acted on."""
@@ -49,6 +56,7 @@ class Watcher:
         self._prompts = PromptWatch(state)
         self._successors = Successors(state, actor, self._prompts)
         self._trails = Trails(state.forecaster, state.topologies, max_runs=state.settings.max_contexts)
+        self._writing: UUID | None = None
         self._receivers: dict[type[Signal], Callable[[Any], None]] = {
             Opened: self._opened,
             Requested: self._requested,
@@ -64,7 +72,21 @@ class Watcher:
 
     def receive(self, signal: Signal) -> None:
         """Take in one signal."""
+        if self._writing is not None and type(signal) not in _QUIET:
+            self.settle()
         self._receivers[type(signal)](signal)
+
+    def settle(self) -> None:
+        """Foretell anew where a call leads that has written something since: once, however much that was."""
+        if (call_id := self._writing) is None:
+            return
+        self._writing = None
+        call, span = self._state.calls.get(call_id), self._state.spans.get(call_id)
+        if call is None or span is None:
+            return
+        situation = self._trails.situation(span.root_id, span.opened.checkpoint_ns)
+        if situation is not None:
+            self._successors.foretell(situation, call.graph_id, call.place.thread_id, call.place.around, span)
 
     # -- starts ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +148,7 @@ class Watcher:
             return
         opened = span.opened
         thread_id = _thread_of(opened, span)
-        agent = agent_key(opened.checkpoint_ns, opened.agent_name, signal.prompt)
+        agent = self._state.book.agent_of(opened.checkpoint_ns, opened.agent_name, signal.prompt)
         place = Place(thread_id, parent_namespace(opened.checkpoint_ns), agent.namespace)
         expected = self._state.expectations
         claim = expected.claim(place, signal.prompt) or expected.claim(
@@ -177,13 +199,12 @@ class Watcher:
         span = self._state.spans.get(call_id)
         if call is None or span is None:
             return
-        namespace = span.opened.checkpoint_ns
-        new = self._trails.call_wrote(span.root_id, namespace, clues)
-        situation = self._trails.situation(span.root_id, namespace) if new else None
-        if situation is not None and any(
-            self._state.forecaster.tells(call.graph_id, situation.node, clue) for clue in new
-        ):
-            self._successors.foretell(situation, call.graph_id, call.place.thread_id, call.place.around, span)
+        new = self._trails.call_wrote(span.root_id, span.opened.checkpoint_ns, clues)
+        node = call.agent.namespace
+        if any(self._state.forecaster.tells(call.graph_id, node, clue) for clue in new):
+            if self._writing not in (None, call_id):
+                self.settle()
+            self._writing = call_id
 
     def _decided(self, signal: Decided) -> None:
         span = self._state.spans.get(signal.run_id)
@@ -209,6 +230,7 @@ class Watcher:
     def _closed(self, signal: Closed) -> None:
         if signal.answer is not None and signal.answer.tool_calls:
             self._written(signal.run_id, clues_in(signal.answer.tool_calls))
+        self.settle()
         span = self._state.spans.close(signal)
         if span is None:
             return

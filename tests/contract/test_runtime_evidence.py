@@ -1,23 +1,28 @@
 """What a model writes tells the next agent while its answer still streams."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from langchain_core.messages import AIMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
 
-from pancake_langgraph._types import Candidate
+from pancake_langgraph._types import Candidate, Prompt, ThreadId
 from pancake_langgraph.chat_model import PancakeChatModel
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.fake import FakeAnswer, FakeEngine, FakeEngineSettings, FakeToolCall
 from pancake_langgraph.forecast import Clue
 from pancake_langgraph.forecast.transitions import TransitionForecaster
+from pancake_langgraph.ledger import SpanKind, SpanStatus
 from pancake_langgraph.runtime import Runtime, attach
+from pancake_langgraph.runtime.signals import Closed, FieldWritten, FirstPiece, Opened, Requested, ToolNamed
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from pancake_langgraph.testing.fake_server import FakeEngineServer
+from pancake_langgraph.topology import read_topology
 from tests.contract.runtime_bed import State
 
 #: Which agent each kind of work goes to; no name of one is a name of the other.
@@ -151,6 +156,34 @@ def test_a_destination_that_is_the_name_of_a_node_is_known_in_the_first_run() ->
         graph.invoke({"messages": [("user", "critic")]})
         assert runtime.wait_idle()
         assert diary.chance_after("ask", Clue("", "next", "critic"), "critic") >= 0.9
+
+
+def test_all_that_a_call_writes_in_one_burst_is_looked_at_once() -> None:
+    with opened(answers_object) as (runtime, diary, _):
+        builder = StateGraph(State).add_node("ask", lambda _: {}).add_edge(START, "ask")
+        builder.add_conditional_edges("ask", lambda _: "writer", list(AGENTS.values()))
+        graph_id = runtime.learn_topology(read_topology(with_agents(builder)))
+        run_id, node_id, call_id = uuid4(), uuid4(), uuid4()
+        started = {"thread_id": ThreadId("t"), "graph_id": graph_id}
+        runtime.post(Opened(1.0, run_id, None, SpanKind.RUN, "graph", **started))
+        runtime.post(Opened(1.0, node_id, run_id, SpanKind.NODE, "ask", checkpoint_ns="ask:1", step=1, **started))
+        runtime.post(Opened(1.0, call_id, node_id, SpanKind.CALL, "ask", checkpoint_ns="ask:1", step=1, **started))
+        runtime.post(Requested(1.0, call_id, Prompt(()), None, None))
+        assert runtime.wait_idle()
+        diary.asked.clear()
+        is_over = threading.Event()
+        runtime._background.call(is_over.wait)  # what is posted now is taken in together
+        runtime.post(ToolNamed(2.0, call_id, "give_to"))
+        runtime.post(FirstPiece(2.0, call_id, None))
+        runtime.post(FieldWritten(2.0, call_id, "give_to", "name", "critic"))
+        is_over.set()
+        assert runtime.wait_idle()
+        told = (Clue("give_to"), Clue("give_to", "name", "critic"))
+        assert [(node, clues) for node, clues, _ in diary.asked] == [("ask", told)]
+        runtime.post(ToolNamed(2.0, call_id, "more"))
+        runtime.post(Closed(3.0, node_id, SpanStatus.OK))  # before anything else is taken in
+        assert runtime.wait_idle()
+        assert [clues for _, clues, _ in diary.asked[1:]] == [(*told, Clue("more"))]
 
 
 def test_what_led_to_an_agent_tells_nothing_about_what_its_own_answer_leads_to() -> None:
