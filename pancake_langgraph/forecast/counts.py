@@ -49,13 +49,12 @@ class CountTable:
             if is_full:
                 self._rows.popitem(last=False)
         self._rows.move_to_end(key)
-        for other, count in list(row.items()):
-            faded = count * self._decay
-            if faded < _NEGLIGIBLE:
-                del row[other]
-            else:
-                row[other] = faded
+        for other in row:
+            row[other] *= self._decay
         row[target] = row.get(target, 0.0) + 1.0
+        if len(row) > 1:
+            for other in [t for t, count in row.items() if count < _NEGLIGIBLE]:
+                del row[other]
         if len(row) > self._max_targets:
             del row[min((t for t in row if t != target), key=lambda t: (row[t], t))]
         return is_full

@@ -29,7 +29,8 @@ class Exit(NamedTuple):
 
     def revised(self, p_next: float, reason: str) -> Exit:
         """Return the same way out with another chance, for another reason."""
-        return self._replace(p_next=p_next, reason=reason)
+        target, _, steps, eta_s, _, sooner_s, later_s = self
+        return Exit(target, p_next, steps, eta_s, reason, sooner_s, later_s)
 
 
 ExitsOf = Callable[[str, tuple[str, ...]], Mapping[str, Exit]]
@@ -52,7 +53,7 @@ def look_ahead(
         following: list[tuple[Exit | None, Exit, tuple[str, ...], float]] = []
         for before, step, path, p_next in frontier:
             steps = step.steps if before is None else before.steps + step.steps
-            if is_end(step.target) or steps > horizon_steps or p_next <= 0.0:
+            if steps > horizon_steps or p_next <= 0.0 or is_end(step.target):
                 continue
             exit_ = step if before is None else _after(before, step)
             _merge(found, exit_)
@@ -60,7 +61,8 @@ def look_ahead(
                 behind = path if before is None else (*path, before.target)
                 onward = exits_of(exit_.target, behind).values()
                 following.extend((exit_, then, behind, p_next * then.p_next) for then in onward)
-        following.sort(key=lambda way: -way[3])
+        if len(following) > 1:
+            following.sort(key=lambda way: -way[3])
         frontier = following[:_MAX_CANDIDATES]
     ordered = sorted(found.values(), key=lambda e: (-e.p_next, e.steps, e.target))[:_MAX_CANDIDATES]
     return tuple(_candidate(exit_) for exit_ in ordered)
@@ -95,5 +97,4 @@ def _merge(found: dict[tuple[str, int], Exit], exit_: Exit) -> None:
         found[key] = exit_
         return
     likelier = exit_ if exit_.p_next > other.p_next else other
-    p_next = min(1.0, exit_.p_next + other.p_next)
-    found[key] = likelier._replace(p_next=p_next)
+    found[key] = likelier.revised(min(1.0, exit_.p_next + other.p_next), likelier.reason)

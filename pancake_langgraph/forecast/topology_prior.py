@@ -256,20 +256,16 @@ class TopologyPrior:
         arrivals = self._arrivals.get(graph_id)
         return arrivals is not None and arrivals.waits(target)
 
-    def _steps(self, graph_id: str, node: str, target: str, running: Sequence[str]) -> int:
-        arrivals = self._arrivals.get(graph_id)
-        return arrivals.steps(node, target, running) if arrivals is not None and arrivals.waits(target) else 1
-
     def _leave(
         self, graph_id: str, node: str, target: str, p_next: float, reason: str, running: Sequence[str] = ()
     ) -> Exit:
         """Return a way out of `node` with its steps and waiting time."""
-        wait = self._durations.quantiles(_key("wait", graph_id, f"{node}{_SEPARATOR}{target}"))
-        wait = wait or self.node_seconds(graph_id, node)
-        steps = self._steps(graph_id, node, target, running)
-        if wait is None:
-            return Exit(target, p_next, steps, None, reason)
-        return Exit(target, p_next, steps, wait.p50_s, reason, wait.p50_s - wait.p10_s, wait.p90_s - wait.p50_s)
+        wait, steps = self.node_seconds(graph_id, node), 1
+        if self._waits(graph_id, target):
+            key = _key("wait", graph_id, f"{node}{_SEPARATOR}{target}")
+            wait = self._durations.quantiles(key) or wait
+            steps = self._arrivals[graph_id].steps(node, target, running)
+        return _timed(Exit(target, p_next, steps, None, reason), wait)
 
     def _exits(
         self, graph_id: str, node: str, context: tuple[str, ...], running: Sequence[str] = ()
