@@ -32,6 +32,7 @@ from pancake_langgraph.topology import Topology
 #: A node counts as named from this chance on.
 NAMED_P = 0.5
 _WATCHED = ("on_chain_start", "on_chain_end", "on_chain_error", "on_chat_model_start", "on_wire_request")
+_HEARD = (*_WATCHED, "on_wire_tool_name", "on_wire_field", "on_llm_end", "on_tool_start")
 
 
 class SharedClock(VirtualClock):
@@ -181,10 +182,12 @@ class Witness:
     def precede(self, handler: object) -> None:
         """Let every callback of the runtime's handler reach the witness first.
 
-        LangChain keeps no order among handlers, so the two are made one.
+        LangChain keeps no order among handlers, so the two are made one.  What the handler was told is taken in before
+        it returns: a virtual clock that went on meanwhile would make a moment seconds.
         """
-        for name in _WATCHED:
-            setattr(handler, name, _in_order(getattr(self, name), getattr(handler, name)))
+        for name in _HEARD:
+            then = self._taken_in(getattr(handler, name))
+            setattr(handler, name, _in_order(getattr(self, name), then) if name in _WATCHED else then)
 
     def begin(self) -> None:
         """Forget the last run."""
@@ -202,6 +205,14 @@ class Witness:
             Decision(runs_seen, e.label, self._chances(e), truth.after(e), odds.get(e.label)) for e in leaves if e.ended
         )
         return Observed(decisions, self._read_calls(runs_seen), self._leads(runs_seen, leaves))
+
+    def _taken_in(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            answer = callback(*args, **kwargs)
+            self._runtime.expectations()
+            return answer
+
+        return told
 
     # -- callbacks ------------------------------------------------------------------------------------------------
 
