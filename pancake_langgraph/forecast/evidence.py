@@ -65,13 +65,14 @@ class ClueTable:
             record = self._record(name)
             if _is_free(record):
                 continue
-            row = self._counts.row(_key(node, clue))
+            key = _key(node, clue)
+            row = self._counts.row(key)
             if row or _namesakes(clue, expected):
                 chance = max(_chances(clue, row, expected).get(target, 0.0), _LEAST_P)
                 record.advantage += _RECENT * (math.log(chance / base) - record.advantage)
             if not row:
                 record.num_values += 1
-            self._counts.observe(_key(node, clue), target)
+            self._counts.observe(key, target)
 
     def shares(
         self, node: str, clues: Sequence[Clue], expected: Mapping[str, float]

@@ -38,8 +38,12 @@ class Memory:
 
 @dataclass(slots=True)
 class _Answer:
-    """What each expert says after one past, by what the graph declares; `shares` is the mixture, once asked for."""
+    """What each expert says after one past, by what the graph declares; `shares` is the mixture, once asked for.
 
+    `keys` are the ways of looking at that past.
+    """
+
+    keys: Sequence[tuple[str, ...] | None]
     prior: Mapping[str, float]
     estimates: Sequence[Mapping[str, float]]
     shares: Mapping[str, float] | None = None
@@ -70,9 +74,9 @@ class Experts:
         keys: Sequence[tuple[str, ...] | None] = ((node,),)
         is_full = False
         if not (self._is_settled(node, prior) and target in prior):
-            keys = keys_of(node, context)
-            estimates = self._answer(node, context, prior).estimates
-            is_full = self._judge(node, [estimate.get(target, 0.0) for estimate in estimates])
+            answer = self._answer(node, context, prior)
+            keys = answer.keys
+            is_full = self._judge(node, [estimate.get(target, 0.0) for estimate in answer.estimates])
         for table in self._tables:
             for key in reversed(keys):  # the most general one last: it is then the youngest, and kept longest
                 if key is not None and table.observe(key, target):
@@ -96,10 +100,11 @@ class Experts:
         past = tuple(context)
         answer = self._answers.get(node, past)
         if answer is None:
-            answer = _Answer(prior, self._estimates(keys_of(node, past), prior))
+            keys = keys_of(node, past)
+            answer = _Answer(keys, prior, self._estimates(keys, prior))
             self._answers.put(node, past, answer)
         elif answer.prior is not prior:
-            answer.prior, answer.estimates, answer.shares = prior, self._estimates(keys_of(node, past), prior), None
+            answer.prior, answer.estimates, answer.shares = prior, self._estimates(answer.keys, prior), None
         return answer
 
     def _is_settled(self, node: str, prior: Mapping[str, float]) -> bool:
