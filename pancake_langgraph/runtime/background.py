@@ -172,9 +172,8 @@ class Mailbox(Generic[_Item]):
         """Take in what was put; go on looking until a look finds nothing."""
         if not self._items:
             self._is_awake = False  # before looking once more: whoever puts something after that wakes the loop
-            if not self._items:
-                return
-            self._is_awake = True
+            self.drain()
+            return
         try:
             self.drain()
         finally:
