@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -57,6 +58,26 @@ def test_items_put_right_behind_others_wake_nobody_and_are_found_at_the_next_loo
     assert loop.looks == []  # it was quiet: the loop sleeps
     mailbox.put(3)
     assert len(loop.wakes) == 1
+
+
+def test_an_item_put_just_as_the_loop_falls_asleep_is_taken_in() -> None:
+    loop, taken = Sleeper(), []
+    mailbox = Mailbox(loop, taken.append)
+
+    class Raced(deque):
+        """Gets its item right after it was found empty."""
+
+        def __len__(self) -> int:
+            length = super().__len__()
+            if not taken[1:] and not length:
+                mailbox.put(1)
+            return length
+
+    mailbox.put(0)
+    loop.wakes.pop()()
+    mailbox._items = Raced()
+    loop.looks.pop()()
+    assert (taken, loop.wakes, loop.looks) == ([0, 1], [], [])
 
 
 def test_in_a_hurry_items_need_not_wait_for_the_next_look() -> None:
