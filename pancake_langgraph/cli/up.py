@@ -18,6 +18,7 @@ from pancake_langgraph.launch.plans import DiskAdapter, Dtype, StackPlan, TierPl
 from pancake_langgraph.launch.ports import require_free
 from pancake_langgraph.launch.proving import prove_started_tier
 from pancake_langgraph.launch.stack import Stack
+from pancake_langgraph.tiers.canary import CanaryReport, Place
 from pancake_langgraph.weights import TOOLS_TEMPLATE, prepare_smollm
 
 _POLL_S = 1.0
@@ -120,10 +121,19 @@ def _prove_tier(stack: Stack) -> None:
         return
     if report is None:
         click.echo("the tier is used unproven: it cannot be asked for a known answer", err=True)
+    elif Place.HOST in report.slow_places:
+        click.echo(f"the tier is switched off: it loses time here, {_times(report)}; use --no-tier", err=True)
     elif report.is_right:
-        click.echo(f"tier: {report.reason} ({report.elapsed_s:.1f} s)", err=True)
+        click.echo(f"tier: {report.reason}, {_times(report)}", err=True)
+        if report.slow_places:
+            click.echo("the disk loses time here: put --l2-dir on a faster one", err=True)
     else:
         click.echo(f"the tier is switched off: {report.reason}", err=True)
+
+
+def _times(report: CanaryReport) -> str:
+    pairs = zip(report.places, report.seconds, strict=False)
+    return "in " + ", ".join(f"{took_s:.2f} s ({place})" for place, took_s in pairs)
 
 
 def _announce(stack: Stack) -> None:

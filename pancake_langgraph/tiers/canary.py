@@ -24,8 +24,9 @@ from pancake_langgraph._types import TokenPrefix
 from pancake_langgraph.engines.base import ReadsTier, Recital
 from pancake_langgraph.tiers.base import Tier
 
-#: Chunks that the prompt fills; the answer's first tokens lie behind them.
-NUM_CHUNKS: Final = 2
+#: The prompt fills at least so many chunks and tokens; the answer's first tokens lie behind them.
+MIN_CHUNKS: Final = 2
+MIN_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 8
 
 #: Log-probabilities from the same number of cached tokens: copies are exact, printing rounds.
@@ -50,13 +51,22 @@ class CanaryReport:
     """What came of it.
 
     `is_right` is false only if an answer was wrong, and `reason` says then what differed.  `places` are those that
-    gave an answer; a place that is not among them had nothing, which costs time and no words.
+    gave an answer; a place that is not among them had nothing, which costs time and no words.  `seconds` has the time of
+    each answer, in the order of `places`; they mean something only where nothing else was going on.
     """
 
     is_right: bool
     reason: str
     places: tuple[Place, ...]
     elapsed_s: float
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def slow_places(self) -> tuple[Place, ...]:
+        """Places of the tier that took longer than computing anew."""
+        took_s = dict(zip(self.places, self.seconds, strict=False))
+        cold_s = took_s.get(Place.COLD, math.inf)
+        return tuple(place for place in (Place.HOST, Place.DISK) if took_s.get(place, 0.0) > cold_s)
 
 
 async def run_canary(
@@ -80,25 +90,45 @@ async def run_canary(
     started_s = time.monotonic()
     ids = token_ids[: canary_tokens(chunk_tokens)]
     first, second, third = (TokenPrefix(ids, f"canary-{secrets.token_hex(8)}") for _ in range(3))
-    recitals = {Place.COLD: await engine.recite(first, max_tokens=ANSWER_TOKENS, cold=True)}
+    salt = first.cache_salt
+    asked = _Asked(engine)
+    await asked.ask(Place.COLD, first, cold=True)
     try:
-        recitals[Place.POOL] = await engine.recite(first, max_tokens=ANSWER_TOKENS)
+        await asked.ask(Place.POOL, first)
         if await _is_stored(tier, first, pause):
-            recitals[Place.HOST] = await engine.recite(second, max_tokens=ANSWER_TOKENS, tier_salt=first.cache_salt)
+            await asked.ask(Place.HOST, second, tier_salt=salt)
             if clear_host:
                 await tier.clear_host()
                 if await _is_stored(tier, first, pause):
-                    salt = first.cache_salt
-                    recitals[Place.DISK] = await engine.recite(third, max_tokens=ANSWER_TOKENS, tier_salt=salt)
+                    await asked.ask(Place.DISK, third, tier_salt=salt)
     except EngineRejected as exc:  # what it answered cold; chances that are no numbers cannot be put into JSON
-        places = tuple(recitals)
+        places = tuple(asked.recitals)
         reason = f"after answers from {', '.join(places)} the engine gave none ({type(exc).__name__})"
         return CanaryReport(is_right=False, reason=reason, places=places, elapsed_s=time.monotonic() - started_s)
-    stored_tokens = NUM_CHUNKS * chunk_tokens
-    found = {place: said for place, said in recitals.items() if _is_from_cache(place, said, stored_tokens)}
+    stored_tokens = canary_chunks(chunk_tokens) * chunk_tokens
+    found = {place: said for place, said in asked.recitals.items() if _is_from_cache(place, said, stored_tokens)}
     problem = find_mismatch(found)
-    reason = problem or f"equal answers from {', '.join(found)}"
-    return CanaryReport(problem is None, reason, tuple(found), time.monotonic() - started_s)
+    return CanaryReport(
+        problem is None,
+        problem or f"equal answers from {', '.join(found)}",
+        tuple(found),
+        time.monotonic() - started_s,
+        tuple(asked.seconds[place] for place in found),
+    )
+
+
+class _Asked:
+    """Asks for recitals, and keeps what was said and how long it took."""
+
+    def __init__(self, engine: ReadsTier) -> None:
+        self._engine = engine
+        self.recitals: dict[Place, Recital] = {}
+        self.seconds: dict[Place, float] = {}
+
+    async def ask(self, place: Place, prefix: TokenPrefix, *, cold: bool = False, tier_salt: str | None = None) -> None:
+        started_s = time.monotonic()
+        said = await self._engine.recite(prefix, max_tokens=ANSWER_TOKENS, cold=cold, tier_salt=tier_salt)
+        self.recitals[place], self.seconds[place] = said, time.monotonic() - started_s
 
 
 def canary_text(chunk_tokens: int) -> str:
@@ -112,7 +142,12 @@ def canary_text(chunk_tokens: int) -> str:
 
 def canary_tokens(chunk_tokens: int) -> int:
     """Return how long the prompt is: whole chunks and a few tokens more, which are computed in every case."""
-    return NUM_CHUNKS * chunk_tokens + min(8, chunk_tokens - 1)
+    return canary_chunks(chunk_tokens) * chunk_tokens + min(8, chunk_tokens - 1)
+
+
+def canary_chunks(chunk_tokens: int) -> int:
+    """Return how many whole chunks the prompt has."""
+    return max(MIN_CHUNKS, -(-MIN_TOKENS // chunk_tokens))
 
 
 def find_mismatch(recitals: Mapping[Place, Recital]) -> str | None:

@@ -19,10 +19,11 @@ from pancake_langgraph.runtime import Runtime
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from pancake_langgraph.testing.fake_server import FakeEngineServer
 from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
-from pancake_langgraph.tiers.canary import NUM_CHUNKS
+from pancake_langgraph.tiers.canary import canary_chunks
 from pancake_langgraph.tiers.null import NullTier
 
 CHUNK = 32
+NUM_CHUNKS = canary_chunks(CHUNK)
 STORED = CHUNK * NUM_CHUNKS
 
 

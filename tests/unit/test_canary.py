@@ -12,15 +12,16 @@ from pancake_langgraph._types import TokenPrefix
 from pancake_langgraph.engines.base import Recital
 from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
 from pancake_langgraph.tiers.canary import (
-    NUM_CHUNKS,
     CanaryReport,
     Place,
+    canary_chunks,
     canary_tokens,
     find_mismatch,
     run_canary,
 )
 
 CHUNK = 32
+NUM_CHUNKS = canary_chunks(CHUNK)
 STORED = NUM_CHUNKS * CHUNK
 
 
@@ -182,3 +183,14 @@ def test_a_wrong_answer_from_disk_is_told() -> None:
     report = run(Parrot(tier, lambda place: recital("x", "y", "z") if place is Place.DISK else right(place)), tier)
     assert not report.is_right
     assert "L2" in report.reason
+
+
+def test_the_prompt_has_two_chunks_and_some_hundred_tokens_at_least() -> None:
+    assert [canary_chunks(chunk) for chunk in (16, 64, 256, 512, 1024)] == [32, 8, 2, 2, 2]
+
+
+def test_a_place_that_takes_longer_than_computing_is_slow() -> None:
+    places = (Place.COLD, Place.POOL, Place.HOST, Place.DISK)
+    report = CanaryReport(is_right=True, reason="", places=places, elapsed_s=2.0, seconds=(0.5, 0.9, 0.4, 0.6))
+    assert report.slow_places == (Place.DISK,)
+    assert CanaryReport(is_right=True, reason="", places=(), elapsed_s=0.0).slow_places == ()

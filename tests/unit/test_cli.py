@@ -16,7 +16,7 @@ from pancake_langgraph.cli import main as main_module
 from pancake_langgraph.cli import models as models_module
 from pancake_langgraph.cli import up as up_module
 from pancake_langgraph.cli.main import main, pancake
-from pancake_langgraph.tiers.canary import CanaryReport
+from pancake_langgraph.tiers.canary import CanaryReport, Place
 
 
 def run_main(*args: str) -> int:
@@ -169,6 +169,14 @@ def test_up_refuses_a_folder_without_a_model(tmp_path: Path) -> None:
     [
         (CanaryReport(is_right=True, reason="equal answers", places=(), elapsed_s=0.1), "tier: equal answers"),
         (CanaryReport(is_right=False, reason="L2 differs", places=(), elapsed_s=0.1), "switched off: L2 differs"),
+        (
+            CanaryReport(True, "equal", (Place.COLD, Place.HOST), 1.0, (0.2, 0.4)),
+            "loses time here, in 0.20 s (cold), 0.40 s (L1)",
+        ),
+        (
+            CanaryReport(True, "equal", (Place.COLD, Place.HOST, Place.DISK), 1.0, (0.2, 0.1, 0.3)),
+            "the disk loses time",
+        ),
         (None, "unproven"),
         (TierError("gone"), "could not be proven: gone"),
     ],
