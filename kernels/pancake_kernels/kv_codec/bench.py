@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -57,6 +58,8 @@ class Report:
     sample: str
     chunk_shape: tuple[int, ...]
     repeats: int
+    #: Processes that wanted a core in the minute before, on average; None where the system does not say.
+    load: float | None
     rows: tuple[Row, ...]
 
 
@@ -64,6 +67,7 @@ def measure(sample: Sample, *, device: str, repeats: int) -> Report:
     """Measure every mode on the chunks of `sample`; speeds are medians over `repeats` rounds through all chunks."""
     chunks = [(keys.to(device), values.to(device)) for keys, values in sample.chunks()]
     codec = codec_for(device)
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     rows = [_copy_row(chunks, repeats)]
     if (eight := _fp8_row(chunks, repeats)) is not None:
         rows.append(eight)
@@ -77,6 +81,7 @@ def measure(sample: Sample, *, device: str, repeats: int) -> Report:
         sample=sample.origin,
         chunk_shape=tuple(chunks[0][0].shape),
         repeats=repeats,
+        load=load,
         rows=tuple(rows),
     )
 

@@ -18,7 +18,7 @@ Written by `python -m pancake_kernels.kv_codec.card` from one run of `python -m 
 
 - Date: {date}
 - Machine: {machine}
-- Device: {device}, {threads} thread(s) of torch
+- Device: {device}, {threads} thread(s) of torch; load of the machine before: {load}
 - KV: {sample}; chunks of {layers} layers, {tokens} tokens, {width} channels for keys and for values each
 - Speeds: GB/s of KV in its own dtype, medians of {repeats} rounds through all chunks, into memory made beforehand
 - Errors: RMS of the error to RMS of the data, largest error to largest magnitude
@@ -45,6 +45,7 @@ def card(report: Report) -> str:
         machine=report.machine,
         device=report.device,
         threads=report.threads,
+        load="unknown" if report.load is None else f"{report.load:g}",
         sample=report.sample,
         layers=layers,
         tokens=tokens,
