@@ -51,8 +51,8 @@ class CanaryReport:
     """What came of it.
 
     `is_right` is false only if an answer was wrong, and `reason` says then what differed.  `places` are those that
-    gave an answer; a place that is not among them had nothing, which costs time and no words.  `seconds` has the time of
-    each answer, in the order of `places`; they mean something only where nothing else was going on.
+    gave an answer; a place that is not among them had nothing, which costs time and no words.  `seconds` are the times
+    of the answers, in the order of `places`; they say something only where nothing else went on.
     """
 
     is_right: bool
