@@ -33,6 +33,7 @@ from pancake_langgraph.chat.watch import RunProbe, Watch
 from pancake_langgraph.config.address import require_http_address
 from pancake_langgraph.config.env import runtime_requested, settings_from_env
 from pancake_langgraph.prompts.tool_order import ToolOrder
+from pancake_langgraph.tiers.naming import KVCodec
 
 #: Keyword that carries a `RunProbe` through LangChain's own methods; never sent, traced or cached.
 _PROBE = "pancake_probe"
@@ -76,6 +77,9 @@ class PancakeChatModel(TokenCounting, BaseChatOpenAI):
     """`alnum9` maps every tool-call id to nine letters or digits, always the same ones."""
     cache_salt: str | None = None
     """Keeps this model's cached prefixes apart from others'."""
+    kv_codec: KVCodec | None = None
+    """How KV of this model's prompts is kept where it leaves the cache server's main memory: `exact`, or in 8 or 4 bits,
+    which changes later answers a little.  `None`: as the tier does.  KV is shared only by models that say the same."""
     priority: int | None = None
     """Queue priority, where the server has one; smaller is served first."""
 

@@ -23,13 +23,16 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 Buffer = bytes | bytearray | memoryview
 
 VERSION: Final = 1
-#: The body is the payload as it is.  Other codecs get numbers of their own; an unknown one is refused.
+#: How a body is packed: the payload as it is, or a frame of `pancake_kernels.kv_codec` in 8 or 4 bits.  A codec that
+#: the reader does not ask for is refused.
 CODEC_RAW: Final = 0
+CODEC_INT8: Final = 1
+CODEC_INT4: Final = 2
 KEY_BYTES: Final = 32
 
 #: How `pancake_vllm.identity` begins a salt: weights, and maybe an adapter and a codec.
@@ -54,7 +57,7 @@ class Refusal(StrEnum):
     VERSION = "version"
     """It has another format version."""
     CODEC = "codec"
-    """Its body is packed in a way that is not known here."""
+    """Its body is packed in a way that is not known here, or with a greater loss than was asked for."""
     KEY = "key"
     """It was sealed with another key, or without one although one is set, or the other way round."""
     IDENTITY = "identity"
@@ -144,24 +147,37 @@ class Sealer:
         """Return how long the header of this object is."""
         return _HEAD.size + len(_label(identity))
 
-    def seal(self, identity: Identity, payload: Buffer) -> tuple[bytes, Buffer]:
-        """Return header and body.  Without a key the body is `payload` itself, not a copy."""
+    def seal(
+        self, identity: Identity, payload: Buffer, *, codec: int = CODEC_RAW, raw_bytes: int | None = None
+    ) -> tuple[bytes, Buffer]:
+        """Return header and body.  Without a key the body is `payload` itself, not a copy.
+
+        Args:
+            identity: Whose it is.
+            payload: What is to be stored, packed already.
+            codec: How it is packed.
+            raw_bytes: How long it was before; `None`: as it is.
+        """
         label, size, digest = _label(identity), len(payload), identity.digest()
+        raw_bytes = size if raw_bytes is None else raw_bytes
         seal, nonce = (_PLAIN, _NO_NONCE) if self._key is None else (_SEALED, os.urandom(_NONCE_BYTES))
-        fields = (_MAGIC, VERSION, seal, CODEC_RAW, len(label), 0, size, size, self._key_id, digest, nonce)
+        fields = (_MAGIC, VERSION, seal, codec, len(label), 0, raw_bytes, size, self._key_id, digest, nonce)
         bound = _HEAD.pack(*fields, b"")[:_TAG_AT] + label
         if self._key is None:
             return bound[:_TAG_AT] + _checksum(bound, payload) + label, payload
         packed = self._cipher(digest).encrypt(nonce, bytes(payload), bound)
         return bound[:_TAG_AT] + packed[-_TAG_BYTES:] + label, memoryview(packed)[:-_TAG_BYTES]
 
-    def check_header(self, identity: Identity, head: Buffer, *, total_bytes: int) -> Header:
+    def check_header(
+        self, identity: Identity, head: Buffer, *, total_bytes: int, codecs: Collection[int] = (CODEC_RAW,)
+    ) -> Header:
         """Return what the header says if it may belong to this object; reads no body and proves nothing.
 
         Args:
             identity: The object that is asked for.
             head: The first bytes, at least as many as `header_bytes` gives when the object is that long.
             total_bytes: How long the whole object is, header and body.
+            codecs: The ways of packing that will do.
 
         Raises:
             Refused: if it cannot be this object.
@@ -169,27 +185,30 @@ class Sealer:
         header = read_header(head)
         if header.seal != (_SEALED if self.encrypts else _PLAIN) or header.key_id != self._key_id:
             raise Refused(Refusal.KEY if header.seal in (_PLAIN, _SEALED) else Refusal.DAMAGED)
-        if header.codec != CODEC_RAW:
+        if header.codec not in codecs:
             raise Refused(Refusal.CODEC)
         if header.identity != identity.digest():
             raise Refused(Refusal.IDENTITY)
         body_bytes = total_bytes - self.header_bytes(identity)
-        if header.body_bytes != body_bytes or header.raw_bytes != body_bytes:
+        is_packed = header.codec != CODEC_RAW  # and shorter for it: otherwise it would have been stored as it is
+        raw_fits = header.raw_bytes > body_bytes if is_packed else header.raw_bytes == body_bytes
+        if header.body_bytes != body_bytes or not raw_fits:
             raise Refused(Refusal.SIZE)
         return header
 
-    def open(self, identity: Identity, head: Buffer, body: Buffer) -> Buffer:
-        """Return the payload.  Without a key that is `body` itself.
+    def open(self, identity: Identity, head: Buffer, body: Buffer, *, codecs: Collection[int] = (CODEC_RAW,)) -> Buffer:
+        """Return what was sealed, packed as the header says.  Without a key that is `body` itself.
 
         Args:
             identity: The object that is asked for.
             head: The header, `header_bytes` long.
             body: All that follows it.
+            codecs: The ways of packing that will do.
 
         Raises:
             Refused: if it is not exactly what was sealed for this object.
         """
-        header = self.check_header(identity, head, total_bytes=len(head) + len(body))
+        header = self.check_header(identity, head, total_bytes=len(head) + len(body), codecs=codecs)
         bound = bytes(head[:_TAG_AT]) + bytes(head[_HEAD.size :])
         if self._key is None:
             if _checksum(bound, body) != header.tag:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from pancake_lmcache.counts import Counts
-from pancake_lmcache.frame import Buffer, Identity, Refusal, Refused, Sealer
+from pancake_lmcache.frame import CODEC_RAW, Buffer, Identity, Refusal, Refused, Sealer
+from pancake_lmcache.packing import AS_IS, Packing
 from pancake_lmcache.space import OBJECT_SUFFIX, NoRoom, Reservation, Space
 
 #: A link or a pipe under an object's name is not followed and not waited for.
@@ -51,12 +52,16 @@ class ObjectFolder:
         """Return the file name of an object."""
         return identity.name() + OBJECT_SUFFIX
 
-    def has(self, identity: Identity) -> bool:
+    def has_all(self, wanted: list[tuple[Identity, Packing]]) -> list[bool]:
+        """Say which objects are there, as `has` does."""
+        return [self.has(identity, packing) for identity, packing in wanted]
+
+    def has(self, identity: Identity, packing: Packing = AS_IS) -> bool:
         """Say whether an object is there that looks right from its header and size.  Marks it as used."""
         try:
             with self._open(identity) as (fd, num_bytes):
                 head = os.pread(fd, self._sealer.header_bytes(identity), 0)
-                self._sealer.check_header(identity, head, total_bytes=num_bytes)
+                self._sealer.check_header(identity, head, total_bytes=num_bytes, codecs=packing.codecs)
                 self._space.touch(fd)
         except Refused as refused:
             self._refuse(identity, refused.refusal)
@@ -68,21 +73,21 @@ class ObjectFolder:
             return True
         return False
 
-    def load(self, identity: Identity, payload: memoryview) -> bool:
+    def load(self, identity: Identity, payload: memoryview, packing: Packing = AS_IS) -> bool:
         """Fill `payload` and say whether it is right; what it holds after `False` is not to be used."""
         try:
             with self._open(identity) as (fd, num_bytes):
-                head = bytearray(self._sealer.header_bytes(identity))
-                if num_bytes != len(head) + len(payload):  # told apart before any of it goes to its place
-                    found = os.pread(fd, len(head), 0)
-                    self._sealer.check_header(identity, found, total_bytes=num_bytes)
+                head = os.pread(fd, self._sealer.header_bytes(identity), 0)
+                found = self._sealer.check_header(identity, head, total_bytes=num_bytes, codecs=packing.codecs)
+                if found.raw_bytes != len(payload):  # told apart before any of it goes to its place
                     raise Refused(Refusal.SIZE)
-                body = memoryview(bytearray(len(payload))) if self._sealer.encrypts else payload
-                if _read(fd, [memoryview(head), body]) != num_bytes:
+                in_place = found.codec == CODEC_RAW and not self._sealer.encrypts
+                body = payload if in_place else memoryview(bytearray(found.body_bytes))
+                if _read(fd, body, len(head)) != len(body):
                     raise Refused(Refusal.SIZE)
-                opened = self._sealer.open(identity, head, body)
-                if self._sealer.encrypts:
-                    payload[:] = opened
+                opened = self._sealer.open(identity, head, body, codecs=packing.codecs)
+                if not in_place:
+                    packing.unpack(found.codec, opened, payload)
                 self._space.touch(fd)
         except Refused as refused:
             self._refuse(identity, refused.refusal)
@@ -94,14 +99,15 @@ class ObjectFolder:
             return True
         return False
 
-    def store(self, identity: Identity, payload: Buffer) -> int | None:
+    def store(self, identity: Identity, payload: Buffer, packing: Packing = AS_IS) -> int | None:
         """Write an object unless it is there; return the bytes written (0: it was there), or `None` if it was dropped.
 
         Whatever is under its name but is not this object, going by header and size, is replaced.
         """
-        if self._stands(identity, len(payload)):
+        if self._stands(identity, len(payload), packing):
             return 0
-        head, body = self._sealer.seal(identity, payload)
+        codec, packed = packing.pack(payload)
+        head, body = self._sealer.seal(identity, packed, codec=codec, raw_bytes=len(payload))
         num_bytes = len(head) + len(body)
         try:
             reservation = self._space.reserve(num_bytes)
@@ -156,13 +162,13 @@ class ObjectFolder:
         finally:
             os.close(fd)
 
-    def _stands(self, identity: Identity, payload_bytes: int) -> bool:
+    def _stands(self, identity: Identity, payload_bytes: int, packing: Packing) -> bool:
         """Say whether a store can be left out; what is in its way is counted."""
         try:
             with self._open(identity) as (fd, num_bytes):
-                head_bytes = self._sealer.header_bytes(identity)
-                self._sealer.check_header(identity, os.pread(fd, head_bytes, 0), total_bytes=num_bytes)
-                if num_bytes == head_bytes + payload_bytes:
+                head = os.pread(fd, self._sealer.header_bytes(identity), 0)
+                found = self._sealer.check_header(identity, head, total_bytes=num_bytes, codecs=packing.codecs)
+                if found.raw_bytes == payload_bytes:
                     self._space.touch(fd)
                     return True
                 raise Refused(Refusal.SIZE)
@@ -187,18 +193,15 @@ class ObjectFolder:
         self._counts.add("disk_full" if error.errno in _FULL else "store_failed", detail=str(error.strerror))
 
 
-def _read(fd: int, parts: list[memoryview]) -> int:
-    """Fill all parts from the start of a file; return how many bytes there were."""
-    total = 0
-    for part in parts:
-        done = 0
-        while done < len(part):
-            count = os.preadv(fd, [part[done:]], total)
-            if count == 0:
-                return total
-            done += count
-            total += count
-    return total
+def _read(fd: int, place: memoryview, offset: int) -> int:
+    """Fill `place` from a file, from `offset` on; return how many bytes there were."""
+    done = 0
+    while done < len(place):
+        count = os.preadv(fd, [place[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
 
 
 def _write(fd: int, parts: list[memoryview]) -> None:

@@ -1,162 +1,63 @@
-"""LMCache's Redis/Valkey tier with proof of what it serves.
+"""LMCache's Redis/Valkey tier with proof of what it serves: one server may be shared by several cache servers.
 
 Named to LMCache's server by `--l2-adapter`, its documented way to load an adapter from another package:
 `{"type": "plugin", "module_path": "pancake_lmcache.redis_adapter", "class_name": "VerifiedRedisAdapter",
 "adapter_params": {"host": HOST, "port": PORT}}`.
 
-LMCache's own client moves the bytes.  Around it sits `SealedClient`, which has the client's interface and puts the same
-frame around each value as the disk tier does; LMCache's bridge for such clients does the rest.  Eviction is the
-server's: give it `maxmemory` and an LRU policy.
+Not on LMCache's own client: that one needs to know the length of a value before it asks for it, and gets no object's
+shape, so that nothing could be packed; and a server that is not there when it starts ends the cache server.  Eviction
+is the server's: give it `maxmemory` and an LRU policy.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from lmcache.logging import init_logger
+from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
-from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import NativeConnectorL2Adapter
 
+from pancake_lmcache.adapter import (
+    VerifiedAdapter,
+    codec_of,
+    identity_of,
+    key_file_of,
+    num_workers_of,
+    require_known,
+)
 from pancake_lmcache.counts import LOGGER_NAME, Counts
-from pancake_lmcache.frame import Identity, Refused, Sealer, read_key_file
+from pancake_lmcache.frame import Sealer, read_key_file
+from pancake_lmcache.kv_packing import Codec, Packer
+from pancake_lmcache.values import RedisValues, connect
 
 #: LMCache gives every logger its handlers one by one.
 logger = init_logger(LOGGER_NAME)
 
 _MAX_PORT: Final = 65535
-_MAX_WORKERS: Final = 64
-_Completion = tuple[int, bool, str, list[bool] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Get:
-    """Values under way: whose they are, where they go, and the memory that catches them."""
-
-    names: list[str]
-    places: list[memoryview]
-    caught: list[bytearray]
-
-
-class SealedClient:
-    """A client of LMCache's kind around another one: seals what is set, opens what is got.  Thread-safe."""
-
-    def __init__(self, inner: Any, sealer: Sealer, counts: Counts) -> None:
-        """Wrap a client.
-
-        Args:
-            inner: Moves the bytes; has the interface of LMCache's native clients.
-            sealer: How values are sealed.
-            counts: Where misses are counted.
-        """
-        self._inner = inner
-        self._sealer = sealer
-        self._counts = counts
-        self._lock = threading.Lock()
-        self._gets: dict[int, _Get] = {}
-        self._sets: dict[int, list[bytes]] = {}
-        self._removals: set[int] = set()
-
-    def event_fd(self) -> int:
-        """Return the descriptor that says that something ended."""
-        return int(self._inner.event_fd())
-
-    def submit_batch_set(self, names: list[str], payloads: list[memoryview]) -> int:
-        """Begin to write sealed values; return the number of the batch."""
-        values = []
-        for name, payload in zip(names, payloads, strict=True):
-            head, body = self._sealer.seal(identity_of(name), payload.cast("B"))
-            values.append(b"".join((head, body)))
-        with self._lock:  # before its end can be seen
-            number = int(self._inner.submit_batch_set(names, [memoryview(value) for value in values]))
-            self._sets[number] = values
-        return number
-
-    def submit_batch_get(self, names: list[str], places: list[memoryview]) -> int:
-        """Begin to read values; what is right is put in its place when the batch is drained."""
-        caught = [
-            bytearray(self._sealer.header_bytes(identity_of(name)) + len(place))
-            for name, place in zip(names, places, strict=True)
-        ]
-        with self._lock:
-            number = int(self._inner.submit_batch_get(names, [memoryview(one) for one in caught]))
-            self._gets[number] = _Get(names, places, caught)
-        return number
-
-    def submit_batch_exists(self, names: list[str]) -> int:
-        """Begin to look which values are there."""
-        return int(self._inner.submit_batch_exists(names))
-
-    def submit_batch_delete(self, names: list[str]) -> int:
-        """Begin to remove values."""
-        return int(self._inner.submit_batch_delete(names))
-
-    def drain_completions(self) -> list[_Completion]:
-        """Return what ended; of a get, which values are right.  Wrong ones are removed."""
-        result: list[_Completion] = []
-        for number, good, error, each in self._inner.drain_completions():
-            with self._lock:
-                self._sets.pop(int(number), None)
-                get = self._gets.pop(int(number), None)
-                is_removal = int(number) in self._removals
-                self._removals.discard(int(number))
-            if is_removal:
-                continue  # nobody outside asked for it
-            if get is not None:
-                arrived = each if each is not None else [bool(good)] * len(get.names)
-                each = self._opened(get, list(arrived))
-            result.append((int(number), bool(good), error, each))
-        return result
-
-    def close(self) -> None:
-        """End the client."""
-        self._inner.close()
-
-    def _opened(self, get: _Get, arrived: list[bool]) -> list[bool]:
-        """Return which values are right, after putting those in their places."""
-        right, wrong = [], []
-        for name, place, value, came in zip(get.names, get.places, get.caught, arrived, strict=True):
-            is_right = False
-            if came:
-                identity = identity_of(name)
-                split = self._sealer.header_bytes(identity)
-                view = memoryview(value)
-                try:
-                    place.cast("B")[:] = self._sealer.open(identity, view[:split], view[split:])
-                    is_right = True
-                except Refused as refused:
-                    self._counts.add(f"refused_{refused.refusal.value}")
-                    if not refused.refusal.may_be_of_use:
-                        wrong.append(name)
-            else:
-                self._counts.add("gone")
-            right.append(is_right)
-        if wrong:
-            self._counts.add("removed", len(wrong))
-            with self._lock:
-                self._removals.add(int(self._inner.submit_batch_delete(wrong)))
-        return right
 
 
 class VerifiedRedisAdapterConfig(L2AdapterConfigBase):
     """Settings of the Redis tier, as in `adapter_params`."""
 
-    def __init__(self, host: str, port: int, *, num_workers: int = 8, key_file: str | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, *, num_workers: int = 4, key_file: str | None = None, codec: Codec = "exact"
+    ) -> None:
         """Keep the settings.
 
         Args:
             host: Where the server is.
             port: Its port.
-            num_workers: Threads of LMCache's client.
+            num_workers: Threads that load; half as many store.
             key_file: File with the key to encrypt with; `None`: checksums only.
+            codec: How KV is packed where a request asks for nothing else.
         """
         self.host = host
         self.port = port
         self.num_workers = num_workers
         self.key_file = key_file
+        self.codec: Codec = codec
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> VerifiedRedisAdapterConfig:
@@ -165,20 +66,13 @@ class VerifiedRedisAdapterConfig(L2AdapterConfigBase):
         Raises:
             ValueError: if one is missing, unknown, or out of range.
         """
-        known = {"host", "port", "num_workers", "key_file"}
-        if unknown := sorted(set(d) - known):
-            raise ValueError(f"adapter_params: got {', '.join(unknown)}; allowed are {', '.join(sorted(known))}")
-        host, port, key_file = d.get("host"), d.get("port"), d.get("key_file")
+        require_known(d, {"host", "port", "num_workers", "key_file", "codec"})
+        host, port = d.get("host"), d.get("port")
         if not isinstance(host, str) or not host:
             raise ValueError(f"host: got {host!r}, allowed is a name or an address")
         if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= _MAX_PORT:
             raise ValueError(f"port: got {port!r}, allowed are 1 to {_MAX_PORT}")
-        if key_file is not None and not isinstance(key_file, str):
-            raise ValueError(f"key_file: got {key_file!r}, allowed is the path of a file")
-        workers = d.get("num_workers", 8)
-        if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= _MAX_WORKERS:
-            raise ValueError(f"num_workers: got {workers!r}, allowed are 1 to {_MAX_WORKERS}")
-        return cls(host, port, num_workers=workers, key_file=key_file)
+        return cls(host, port, num_workers=num_workers_of(d, 4), key_file=key_file_of(d), codec=codec_of(d))
 
     @classmethod
     def help(cls) -> str:
@@ -186,17 +80,18 @@ class VerifiedRedisAdapterConfig(L2AdapterConfigBase):
         return (
             "Verified Redis adapter, adapter_params:\n"
             "- host (str), port (int): the Redis or Valkey server (required)\n"
-            "- num_workers (int): threads of the client (default 8)\n"
+            "- num_workers (int): threads that load (default 4)\n"
             "- key_file (str): file with a 32-byte key; encrypts with AES-256-GCM (default: checksums only)\n"
+            "- codec (str): exact, int8 or int4, for KV of requests that name none (default exact)\n"
             "User and password are read from LMCACHE_RESP_USERNAME and LMCACHE_RESP_PASSWORD, as LMCache does."
         )
 
 
-class VerifiedRedisAdapter(NativeConnectorL2Adapter):
+class VerifiedRedisAdapter(VerifiedAdapter):
     """Objects in Redis or Valkey, served only when they are proven right.  Thread-safe."""
 
     def __init__(self, config: VerifiedRedisAdapterConfig, l1_memory_desc: object = None) -> None:
-        """Connect.
+        """Prepare; a server that is not there is no error: it is tried again.
 
         Args:
             config: The settings.
@@ -204,27 +99,38 @@ class VerifiedRedisAdapter(NativeConnectorL2Adapter):
 
         Raises:
             ValueError: if the key file is not right.
-            RuntimeError: if the server is not there.
         """
-        from lmcache.lmcache_redis import LMCacheRedisClient
-
         sealer = Sealer(None if config.key_file is None else read_key_file(Path(config.key_file)))
-        self._counts = Counts(f"Redis tier {config.host}:{config.port}")
+        counts = Counts(f"Redis tier {config.host}:{config.port}")
         user, password = (os.environ.get(f"LMCACHE_RESP_{name}", "") for name in ("USERNAME", "PASSWORD"))
-        inner = LMCacheRedisClient(config.host, config.port, config.num_workers, user, password)
-        extra = {"host": config.host, "port": config.port, "encrypted": sealer.encrypts}
-        super().__init__(SealedClient(inner, sealer, self._counts), type_name=type(self).__name__, extra_status=extra)
+        connections = 2 * config.num_workers + 2
+        client = connect(config.host, config.port, user=user, password=password, connections=connections)
+        self._config = config
+        self._values = RedisValues(client, sealer, counts)
+        super().__init__(self._values, Packer(config.codec, counts), counts, num_workers=config.num_workers)
+        sealing = "encrypted" if sealer.encrypts else "checksums"
+        logger.info("Redis tier at %s:%s: %s, codec %s", config.host, config.port, sealing, config.codec)
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Remove objects."""
+        for key in keys:
+            self._values.delete(identity_of(key))
 
     def report_status(self) -> dict[str, Any]:
-        """Return what `GET /status` of the server shows; `counts` holds every miss by kind."""
-        return {**super().report_status(), "counts": self._counts.snapshot()}
+        """Return what `GET /status` of the server shows; `counts` holds every miss and drop by kind."""
+        return {
+            "is_healthy": True,
+            "is_reachable": not self._values.is_down,
+            "type": type(self).__name__,
+            "host": self._config.host,
+            "port": self._config.port,
+            "encrypted": self._config.key_file is not None,
+            "codec": self._config.codec,
+            "counts": self._counts.snapshot(),
+        }
 
-
-def identity_of(name: str) -> Identity:
-    """Return whose value it is, from the name that LMCache gives it: model, rank, group, hash and maybe salt.
-
-    Raises:
-        ValueError: if the name is not one of LMCache's.
-    """
-    model, rank, group, chunk_hash, *salt = name.split("@")
-    return Identity(model, int(rank, 16), int(group, 16), bytes.fromhex(chunk_hash), salt[0] if salt else "")
+    def close(self) -> None:
+        """Wait for what runs, drop what waits."""
+        super().close()
+        self._values.close()
+        logger.info("Redis tier closed: %s", self._counts.snapshot())

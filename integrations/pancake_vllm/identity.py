@@ -5,6 +5,10 @@ these changes when other weights come under an old name, and an adapter is not p
 put into the salt, which every part of the cache server, its files included, already keeps apart.  The chat template
 needs no part in it: it shows in the tokens.
 
+vLLM's attention on CPUs orders the KV of each block for the processor.  That order is part of the name, readably: with
+another block size or instruction set the same chunk is other bytes, and who packs them has to know their order.  A
+request may say how its KV is to be packed below the cache server's main memory, by the end of its salt (`!int4`).
+
 Contents are hashed whole.  That reads every weight file once more at an engine's start (about a second per gigabyte
 and core), and is the only thing that tells a fine-tuned layer from the one before.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import secrets
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +33,10 @@ _READ_THREADS: Final = 4
 
 #: A cache server takes salts of up to 128 characters, and puts them into file names.  It refuses these:
 MAX_SALT_CHARS: Final = 80
+#: How a salt may end: the codec in which its KV is to be kept.
+_CODEC: Final = re.compile(r"(?s)(?P<salt>.*)!(?P<codec>exact|int8|int4)")
+#: Instruction sets of vLLM's attention on CPUs that share an order.
+_ORDERS: Final = {"vec": "v", "vec16": "v", "amx": "a"}
 _FORBIDDEN: Final = frozenset("@/\\\x00")
 _MAX_ADAPTERS: Final = 1024
 
@@ -79,15 +88,18 @@ def engine_identity(vllm_config: Any) -> str:
         weights = f"unknown {secrets.token_hex(16)}"
     cache = vllm_config.cache_config
     formats = [str(model.dtype), str(model.quantization), str(cache.cache_dtype)]
-    return f"w{_digest([weights, *formats])}"
+    return f"w{_digest([weights, *formats])}{_cpu_order(vllm_config)}"
 
 
 def tier_salt(identity: str, salt: str | None, *, adapter: str | None = None) -> str:
     """Return the salt under which a cache server keeps the KV of a request that came with `salt`.
 
-    Readable, so that stored objects tell what they belong to: `IDENTITY[+ADAPTER][.SALT]`.  A salt that does not fit,
-    or has characters that the server refuses, is hashed: `~` stands before it then.
+    Readable, so that stored objects tell what they belong to: `IDENTITY[!CODEC][+ADAPTER][.SALT]`.  A salt that does
+    not fit, or has characters that the server refuses, is hashed: `~` stands before it then.
     """
+    asked = _CODEC.fullmatch(salt) if salt else None
+    if asked is not None:
+        salt, identity = asked["salt"], f"{identity}!{asked['codec']}"
     name = identity if adapter is None else f"{identity}+{adapter}"
     if not salt:
         return name
@@ -161,6 +173,22 @@ def _weights_of(model: Any) -> str:
     if isinstance(commit, str) and commit:
         return f"{model.model} {commit}"
     raise FileNotFoundError(f"{model.model} is no folder here, and its hub gave no commit")
+
+
+def _cpu_order(vllm_config: Any) -> str:
+    """Return how a CPU engine orders the KV of a block: instruction set, head size, block size; "" on other devices."""
+    if getattr(getattr(vllm_config, "device_config", None), "device_type", None) != "cpu":
+        return ""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        head_size, block_size = int(model.get_head_size()), int(cache.block_size)
+        isa = str(_get_attn_isa(model.dtype, block_size, head_size, cache.cache_dtype))
+    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError) as exc:
+        _logger.warning("the order of this engine's KV is not known (%s): it is not shared and not packed", exc)
+        return f"-unknown{secrets.token_hex(4)}"
+    return f"-{_ORDERS.get(isa, isa)}{head_size}x{block_size}"
 
 
 def _model_files(folder: Path) -> list[Path]:

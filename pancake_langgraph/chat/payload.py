@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from langchain_core.messages import AIMessage, BaseMessage
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.chat.structured import response_format
 from pancake_langgraph.prompts.tool_order import expected_tools, sent_tools
+from pancake_langgraph.tiers.naming import KVCodec, with_codec
 from pancake_langgraph.wire.bodies import deep_merge
 from pancake_langgraph.wire.messages import pair_tool_calls, short_tool_call_ids, strict_roles
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def with_extras(model: PancakeChatModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take everything that belongs into `extra_body` out of `kwargs`: the model's own, then the call's, merged."""
+    """Take everything that belongs into `extra_body` out of `kwargs`: the model's own, then the call's, merged.
+
+    Raises:
+        ConfigError: if the call names a codec that there is not.
+    """
     extra = deep_merge(model.extra_body, None)
     for name in ("cache_salt", "priority"):
         value = kwargs.pop(name, None)
@@ -27,7 +32,13 @@ def with_extras(model: PancakeChatModel, kwargs: dict[str, Any]) -> dict[str, An
             extra[name] = value
     if kwargs.pop("return_token_ids", model.return_token_ids):
         extra["return_token_ids"] = True
-    return deep_merge(extra, kwargs.pop("extra_body", None))
+    extra = deep_merge(extra, kwargs.pop("extra_body", None))
+    codec = kwargs.pop("kv_codec", None) or model.kv_codec
+    if codec is not None:
+        if codec not in get_args(KVCodec):
+            raise ConfigError(f"kv_codec: got {codec!r}, allowed are {', '.join(get_args(KVCodec))}")
+        extra["cache_salt"] = with_codec(extra.get("cache_salt"), codec)
+    return extra
 
 
 def lay_out(

@@ -14,7 +14,7 @@ import click
 from pancake_langgraph._errors import ConfigError, EngineError, LaunchError, TierError
 from pancake_langgraph.cli._progress import show_progress
 from pancake_langgraph.config.folders import cache_dir
-from pancake_langgraph.launch.plans import DiskAdapter, Dtype, StackPlan, TierPlan
+from pancake_langgraph.launch.plans import DiskAdapter, Dtype, StackPlan, TierCodec, TierPlan
 from pancake_langgraph.launch.ports import require_free
 from pancake_langgraph.launch.proving import prove_started_tier
 from pancake_langgraph.launch.stack import Stack
@@ -46,6 +46,14 @@ def state_path() -> Path:
     show_default=True,
     help="plain: LMCache's own, without checks and cap.",
 )
+@click.option(
+    "--l2-codec",
+    type=click.Choice(get_args(TierCodec)),
+    default="exact",
+    show_default=True,
+    help="Bits per number of KV that leaves host memory; int8 and int4 change it a little.",
+)
+@click.option("--l3-url", help="Share KV through this Redis or Valkey, redis://HOST:PORT.")
 @click.option("--l1-bytes", type=int, default=400_000_000, show_default=True, help="Host memory for KV, in bytes.")
 @click.option(
     "--kv-pool-bytes", type=int, default=200_000_000, show_default=True, help="The engine's KV pool, in bytes."
@@ -98,6 +106,8 @@ def _tier_plan(l1_bytes: int, l2_dir: Path | None, options: dict[str, Any]) -> T
         l2_adapter=options["l2_adapter"],
         l2_bytes=options["l2_bytes"],
         l2_key_file=options["l2_key_file"],
+        l2_codec=options["l2_codec"],
+        l3_url=options["l3_url"],
     )
 
 

@@ -7,8 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import unquote
 
-from pancake_langgraph.launch.plans import TierPlan
+from pancake_langgraph.launch.plans import TierPlan, split_redis_url
 from pancake_langgraph.launch.ports import LOOPBACK
 from pancake_langgraph.launch.process import Command
 from pancake_langgraph.launch.vllm_command import COMMON_ENV
@@ -45,9 +46,16 @@ def lmcache_command(plan: TierPlan, places: TierPlaces, *, device: Literal["cpu"
     argv += ["--http-host", LOOPBACK, "--http-port", str(places.http_port)]
     argv += ["--chunk-size", str(plan.chunk_tokens), "--l1-size-gb", f"{plan.l1_bytes / _GB:.6f}"]
     argv += ["--eviction-policy", "LRU", "--l2-prefetch-policy", "retain"]
+    # All of them get everything; what several have is read from the first.
     if places.l2_dir is not None:
         argv += ["--l2-adapter", json.dumps(_disk_adapter(plan, places.l2_dir))]
     env = dict(COMMON_ENV)
+    if plan.l3_url is not None:
+        parts = split_redis_url(plan.l3_url)
+        argv += ["--l2-adapter", json.dumps(_redis_adapter(plan, str(parts.hostname), parts.port or 0))]
+        # Not in the arguments, which every user of the machine can read.
+        named = {"USERNAME": parts.username, "PASSWORD": parts.password}
+        env |= {f"LMCACHE_RESP_{name}": unquote(said) for name, said in named.items() if said}
     if device == "cpu":
         # On CPU only the engine-driven mode starts at all, and only shared memory makes it fast.
         argv += ["--supported-transfer-mode", "engine_driven", "--shm-name", places.shm_name]
@@ -59,12 +67,18 @@ def _disk_adapter(plan: TierPlan, folder: Path) -> dict[str, Any]:
     """Return how the cache server is told what to use for its disk tier."""
     if plan.l2_adapter == "plain":
         return {"type": "fs", "base_path": str(folder)}
-    params: dict[str, Any] = {"base_path": str(folder), "max_capacity_gb": plan.l2_bytes / _GB}
+    params = {"base_path": str(folder), "max_capacity_gb": plan.l2_bytes / _GB}
+    return _verified(plan, "disk_adapter", "VerifiedDiskAdapter", params)
+
+
+def _redis_adapter(plan: TierPlan, host: str, port: int) -> dict[str, Any]:
+    """Return how the cache server is told of its shared tier."""
+    return _verified(plan, "redis_adapter", "VerifiedRedisAdapter", {"host": host, "port": port})
+
+
+def _verified(plan: TierPlan, module: str, name: str, params: dict[str, Any]) -> dict[str, Any]:
+    params = {**params, "codec": plan.l2_codec}
     if plan.l2_key_file is not None:
         params["key_file"] = str(plan.l2_key_file.resolve())
-    return {
-        "type": "plugin",
-        "module_path": "pancake_lmcache.disk_adapter",
-        "class_name": "VerifiedDiskAdapter",
-        "adapter_params": params,
-    }
+    module_path = f"pancake_lmcache.{module}"
+    return {"type": "plugin", "module_path": module_path, "class_name": name, "adapter_params": params}

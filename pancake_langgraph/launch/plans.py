@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+from urllib.parse import SplitResult, urlsplit
 
 from pancake_langgraph._errors import ConfigError
 
 Device = Literal["auto", "cpu", "gpu"]
 Dtype = Literal["bfloat16", "float32", "float16", "auto"]
 DiskAdapter = Literal["verified", "plain"]
+TierCodec = Literal["exact", "int8", "int4"]
 
 _MIN_POOL_BYTES = 1_000_000
 #: What the engine takes.
@@ -22,6 +24,23 @@ def _require_range(name: str, value: float, low: float, high: float) -> None:
         raise ConfigError(f"{name}: got {value}, allowed is {low} to {high}")
 
 
+def split_redis_url(url: str) -> SplitResult:
+    """Return the parts of `redis://[USER:PASSWORD@]HOST:PORT`.
+
+    Raises:
+        ConfigError: if it is another kind of address.  The message does not repeat it: it may hold a password.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme == "redis" and bool(parts.hostname) and parts.port is not None
+        fits = fits and parts.path in ("", "/") and not parts.query and not parts.fragment
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ConfigError("l3_url: got another kind of address, allowed is redis://[USER:PASSWORD@]HOST:PORT")
+    return parts
+
+
 def _require_port(name: str, port: int | None) -> None:
     if port is not None:
         _require_range(name, port, 1, 65535)
@@ -29,7 +48,7 @@ def _require_port(name: str, port: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """The KV cache server: host memory (L1) over a folder on disk (L2).
+    """The KV cache server: host memory (L1) over a folder on disk (L2) and a shared Redis or Valkey (L3).
 
     Raises:
         ConfigError: if a field is out of range.
@@ -48,6 +67,12 @@ class TierPlan:
     """Most bytes in that folder, over all servers that use it and with what earlier runs left; at least 16 MB."""
     l2_key_file: Path | None = None
     """File with the key that encrypts the disk tier, 32 bytes or 64 hexadecimal digits.  `None`: checksums only."""
+    l2_codec: TierCodec = "exact"
+    """How KV is packed below host memory, on disk and in L3, where a model asks for nothing else: as it is, or in 8 or 4
+    bits per number, which changes it a little.  Host memory and the engine's pool hold it as it is."""
+    l3_url: str | None = None
+    """A Redis or Valkey that several cache servers may share, `redis://[USER:PASSWORD@]HOST:PORT`.  `None`: none.  It
+    keeps everything that the disk tier keeps, is asked where that has nothing, and takes `l2_key_file`, too."""
     chunk_tokens: int = 64
     """Tokens per stored chunk; a multiple of the engine's block size."""
     port: int | None = None
@@ -73,6 +98,7 @@ class TierPlan:
             raise ConfigError(
                 f"l2_key_file: got {self.l2_key_file}, allowed is a file; make one with `openssl rand -hex 32`"
             )
+        self._check_below_host()
         _require_range("chunk_tokens", self.chunk_tokens, 16, 4096)
         _require_range("mq_timeout_s", self.mq_timeout_s, 0.1, 300.0)
         _require_range("heartbeat_s", self.heartbeat_s, 0.1, 300.0)
@@ -81,6 +107,14 @@ class TierPlan:
         _require_port("http_port", self.http_port)
         if self.port is not None and self.port == self.http_port:
             raise ConfigError(f"port and http_port: got {self.port} for both, allowed are two different ports")
+
+    def _check_below_host(self) -> None:
+        if self.l2_codec not in get_args(TierCodec):
+            raise ConfigError(f"l2_codec: got {self.l2_codec!r}, allowed are {', '.join(get_args(TierCodec))}")
+        if self.l2_codec != "exact" and self.l2_adapter != "verified":
+            raise ConfigError(f"l2_codec: got {self.l2_codec!r} with l2_adapter {self.l2_adapter!r}; use 'verified'")
+        if self.l3_url is not None:
+            split_redis_url(self.l3_url)
 
 
 @dataclass(frozen=True, slots=True)

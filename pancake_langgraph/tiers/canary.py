@@ -23,6 +23,7 @@ from pancake_langgraph._errors import EngineRejected
 from pancake_langgraph._types import TokenPrefix
 from pancake_langgraph.engines.base import ReadsTier, Recital
 from pancake_langgraph.tiers.base import Tier
+from pancake_langgraph.tiers.naming import with_codec
 
 #: The prompt fills at least so many chunks and tokens; the answer's first tokens lie behind them.
 MIN_CHUNKS: Final = 2
@@ -89,18 +90,18 @@ async def run_canary(
     """
     started_s = time.monotonic()
     ids = token_ids[: canary_tokens(chunk_tokens)]
-    first, second, third = (TokenPrefix(ids, f"canary-{secrets.token_hex(8)}") for _ in range(3))
-    salt = first.cache_salt
+    salts = (with_codec(f"canary-{secrets.token_hex(8)}", "exact") for _ in range(3))  # whatever the tier's own codec
+    first, second, third = (TokenPrefix(ids, salt) for salt in salts)
     asked = _Asked(engine)
     await asked.ask(Place.COLD, first, cold=True)
     try:
         await asked.ask(Place.POOL, first)
         if await _is_stored(tier, first, pause):
-            await asked.ask(Place.HOST, second, tier_salt=salt)
+            await asked.ask(Place.HOST, second, tier_salt=first.cache_salt)
             if clear_host:
                 await tier.clear_host()
                 if await _is_stored(tier, first, pause):
-                    await asked.ask(Place.DISK, third, tier_salt=salt)
+                    await asked.ask(Place.DISK, third, tier_salt=first.cache_salt)
     except EngineRejected as exc:  # what it answered cold; chances that are no numbers cannot be put into JSON
         places = tuple(asked.recitals)
         reason = f"after answers from {', '.join(places)} the engine gave none ({type(exc).__name__})"

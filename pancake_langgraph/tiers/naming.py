@@ -7,17 +7,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Final
+import re
+from typing import Final, Literal
+
+KVCodec = Literal["exact", "int8", "int4"]
 
 _MAX_SALT_CHARS: Final = 80
 _FORBIDDEN: Final = frozenset("@/\\\x00")
 _DIGEST_BYTES: Final = 12
+_CODEC: Final = re.compile(r"(?s)(?P<salt>.*)!(?P<codec>exact|int8|int4)")
+
+
+def with_codec(salt: str | None, codec: KVCodec) -> str:
+    """Return the salt of requests whose KV is to be kept in `codec` below the tier's main memory.
+
+    It is another salt for the engine, too: its pool does not give KV that came back from 8 or 4 bits to a request that
+    asks for exact KV, nor the other way round.
+    """
+    return f"{salt or ''}!{codec}"
 
 
 def tier_salt(kv_identity: str | None, salt: str | None) -> str:
-    """Return the salt of the stored KV of requests that go to the engine's own model with `salt`."""
+    """Return the salt of the stored KV of requests that go to the engine's own model with `salt`.
+
+    The end of a salt may name the codec in which KV is kept, see `with_codec`; it moves to the identity.
+    """
     if kv_identity is None or not salt:
         return kv_identity or salt or ""
+    if (asked := _CODEC.fullmatch(salt)) is not None:
+        salt, kv_identity = asked["salt"], f"{kv_identity}!{asked['codec']}"
+    if not salt:
+        return kv_identity
     plain = f"{kv_identity}.{salt}"
     if len(plain) <= _MAX_SALT_CHARS and plain.isascii() and plain.isprintable() and not _FORBIDDEN & set(plain):
         return plain

@@ -142,7 +142,7 @@ def test_the_cpu_tier_uses_engine_driven_shared_memory_and_keeps_prefetched_chun
         "type": "plugin",
         "module_path": "pancake_lmcache.disk_adapter",
         "class_name": "VerifiedDiskAdapter",
-        "adapter_params": {"base_path": "/run/l2", "max_capacity_gb": 10_000_000_000 / 1024**3},
+        "adapter_params": {"base_path": "/run/l2", "max_capacity_gb": 10_000_000_000 / 1024**3, "codec": "exact"},
     }
     assert value_of(command.argv, "--host") == value_of(command.argv, "--http-host") == "127.0.0.1"
 
