@@ -78,8 +78,8 @@ class PancakeChatModel(TokenCounting, BaseChatOpenAI):
     cache_salt: str | None = None
     """Keeps this model's cached prefixes apart from others'."""
     kv_codec: KVCodec | None = None
-    """How KV of this model's prompts is kept where it leaves the cache server's main memory: `exact`, or in 8 or 4 bits,
-    which changes later answers a little.  `None`: as the tier does.  KV is shared only by models that say the same."""
+    """How KV of this model's prompts is kept below the cache server's main memory: `exact`, or in 8 or 4 bits, which
+    changes later answers a little.  `None`: as the tier does.  KV is shared only by models that say the same."""
     priority: int | None = None
     """Queue priority, where the server has one; smaller is served first."""
 

@@ -68,8 +68,8 @@ class TierPlan:
     l2_key_file: Path | None = None
     """File with the key that encrypts the disk tier, 32 bytes or 64 hexadecimal digits.  `None`: checksums only."""
     l2_codec: TierCodec = "exact"
-    """How KV is packed below host memory, on disk and in L3, where a model asks for nothing else: as it is, or in 8 or 4
-    bits per number, which changes it a little.  Host memory and the engine's pool hold it as it is."""
+    """How KV is packed below host memory, on disk and in L3, where a model asks for nothing else: as it is, or in 8 or
+    4 bits per number, which changes it a little."""
     l3_url: str | None = None
     """A Redis or Valkey that several cache servers may share, `redis://[USER:PASSWORD@]HOST:PORT`.  `None`: none.  It
     keeps everything that the disk tier keeps, is asked where that has nothing, and takes `l2_key_file`, too."""
