@@ -26,7 +26,7 @@ from pancake_langgraph.engines.fake_hints import FakePoolHints
 from pancake_langgraph.engines.fake_pool import EventSink, LruBlockPool
 from pancake_langgraph.engines.fake_schedule import FakeScheduler, ServedCall, Work
 from pancake_langgraph.engines.fake_text import FakeAnswer, FakeToolCall
-from pancake_langgraph.engines.pool_hints import PoolHints
+from pancake_langgraph.engines.pool_hints import PARAMS_FIELD, PoolHints, hints_from_wire
 
 __all__ = ["FakeAnswer", "FakeEngine", "FakeEngineSettings", "FakeToolCall", "ServedCall"]
 
@@ -192,6 +192,9 @@ class FakeEngine:
         answer = self._answer(request, tokens)
         emissions = list(_emissions(answer))
         planned = min(request.max_tokens, sum(len(ids) for ids, _ in emissions))
+        hints = hints_from_wire(request.extra.get(PARAMS_FIELD)) if self._hints is not None else None
+        if self._hints is not None and hints is not None:
+            self._hints.begin(hints)
         priority = int(request.extra.get("priority", 0))
         call = self._scheduler.call("chat", tokens, request.cache_salt, priority=priority, planned_tokens=planned)
         async with call:
@@ -206,8 +209,15 @@ class FakeEngine:
             else:
                 reason = "tool_calls" if answer.tool_calls else "stop"
             call.complete = True
+            if self._hints is not None and hints is not None:
+                self._hints.end(hints, TokenPrefix(call.sequence, request.cache_salt))
             yield ChatDelta(finish_reason=reason)
             yield ChatDelta(usage=Usage(len(tokens), call.output_tokens, call.cached_tokens))
+
+    @property
+    def heard(self) -> tuple[PoolHints, ...]:
+        """What carriers said of the pool, oldest first; nothing where hints are not carried out."""
+        return tuple(self._hints.heard) if self._hints is not None else ()
 
     async def warm(self, prefix: TokenPrefix, *, priority: int, hints: PoolHints | None = None) -> WarmReport:
         """Read `prefix` step by step; a cancelled warm-up leaves the blocks it has computed.

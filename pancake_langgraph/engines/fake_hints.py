@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from pancake_langgraph._clock import Clock
 from pancake_langgraph._types import HintState, HintVerb, TokenPrefix
 from pancake_langgraph.engines.fake_pool import LruBlockPool
 from pancake_langgraph.engines.pool_hints import HintAnswer, HoldHint, PoolHints, RetireHint
+
+_MAX_HEARD: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,13 @@ class FakePoolHints:
         self._held: dict[str, _Held] = {}
         self._known: dict[str, tuple[int, ...]] = {}
         self._number = 0
+        #: What carriers said, oldest first.
+        self.heard: deque[PoolHints] = deque(maxlen=_MAX_HEARD)
         pool.before_use = self._arrange
 
     def begin(self, hints: PoolHints) -> list[HintAnswer]:
         """Do what comes before the carrier is served."""
+        self.heard.append(hints)
         return [*map(self._release, hints.release), *map(self._retire, hints.retire)]
 
     def end(self, hints: PoolHints, prefix: TokenPrefix) -> list[HintAnswer]:

@@ -140,6 +140,11 @@ class FakeCall:
         self._arrived_s = scheduler.clock.now_s()
         self._first_token_s: float | None = None
 
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Prompt and what was produced so far, while it is admitted."""
+        return tuple(self._allocation.token_ids) if self._allocation is not None else tuple(self._token_ids)
+
     async def __aenter__(self) -> FakeCall:
         """Wait for admission."""
         self._allocation = await self._scheduler.admit(

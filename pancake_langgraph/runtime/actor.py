@@ -42,7 +42,7 @@ class Actor:
         self._wake = asyncio.Event()
         self._renderer = Renderer(state, engine)
         self._times = ActionTimes()
-        self._hints = HintDesk(state)
+        self.hints = HintDesk(state)
         self._alarm: asyncio.TimerHandle | None = None
         self._inflight = 0
         self._evaluating = False
@@ -107,7 +107,7 @@ class Actor:
             self._settle(handle, Outcome.WASTED, reason)
         expectation.handles.clear()
         self._cancel(expectation, reason)
-        self._hints.let_go(expectation)
+        self.hints.let_go(expectation)
 
     def settle_claim(self, expectation: Expectation, outcome: Outcome, reason: str) -> None:
         """Settle all finished work of an expectation whose call has come and ended; what still runs is given up."""
@@ -115,11 +115,11 @@ class Actor:
             self._settle(handle, outcome, reason)
         expectation.handles.clear()
         self._cancel(expectation, reason)
-        self._hints.let_go(expectation)
+        self.hints.let_go(expectation)
 
     def run_ended(self, run_id: UUID, *, is_over: bool) -> None:
         """Take in the end of a run; `is_over` says that its thread will not go on."""
-        self._hints.run_ended(run_id, is_over=is_over)
+        self.hints.run_ended(run_id, is_over=is_over)
 
     def sweep(self) -> None:
         """Drop what was not claimed within its time to live, and calls that ended without saying so."""
@@ -198,7 +198,7 @@ class Actor:
                     resident_tokens=expectation.edge_tokens - missing,
                     turnover_tokens=residency.allocated_tokens - expectation.used_at_allocated_tokens,
                     eta_s=self._eta_s(expectation),
-                    is_held=self._hints.is_held(expectation),
+                    is_held=self.hints.is_held(expectation),
                     is_asked=expectation.pool_hint_id is not None,
                 )
             )
@@ -371,9 +371,9 @@ class Actor:
         is_paused = handle.kind is ActionKind.HOLD or expectation.cause is Cause.RESUME
         if resolved is None or not resolved.pool_hints or not is_paused:
             return await self._engine.warm(prefix, priority=priority)
-        hints = self._hints.compose(expectation, eta_s=self._eta_s(expectation))
+        hints = self.hints.compose(expectation, eta_s=self._eta_s(expectation))
         report = await self._engine.warm(prefix, priority=priority, hints=hints)
-        self._hints.answered(expectation, hints, report.answers)
+        self.hints.answered(expectation, hints, report.answers)
         return report
 
     async def _computed_so_far(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> int | None:

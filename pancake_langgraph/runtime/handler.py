@@ -37,6 +37,7 @@ from pancake_langgraph.runtime.signals import (
     Signal,
     ToolNamed,
 )
+from pancake_langgraph.runtime.wire_extras import WireExtras
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,12 @@ class RuntimeHandler(GraphCallbackHandler):
         post: Callable[[Signal], None],
         *,
         clock: Clock,
-        wire_extras: Callable[[], Mapping[str, Any] | None],
+        wire_extras: Callable[[UUID, Mapping[str, Any]], WireExtras],
         graph_id: str = "",
         runtime: object = None,
         on_unreadable: Callable[[], None] = lambda: None,
     ) -> None:
-        """Send signals to `post`; `wire_extras` gives what each request should ask for (or `None`).
+        """Send signals to `post`; `wire_extras` gives what the request of a call should say besides.
 
         `graph_id` names the graph whose topology is known; empty for a handler that serves any graph;
         `runtime` is kept so that the owner can be found again; `on_unreadable` is called for each state that does not
@@ -171,6 +172,7 @@ class RuntimeHandler(GraphCallbackHandler):
         """Report the exact request; return what to add to it."""
         extra = payload.get("extra_body") or {}
         max_tokens = payload.get("max_tokens") or payload.get("max_completion_tokens")
+        extras = self._wire_extras(run_id, payload)
         self._post(
             Requested(
                 at_s=self._clock.now_s(),
@@ -178,9 +180,10 @@ class RuntimeHandler(GraphCallbackHandler):
                 prompt=Prompt.of(payload.get("messages") or (), payload.get("tools")),
                 cache_salt=extra.get("cache_salt") or payload.get("cache_salt"),
                 max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+                pool_hint_id=extras.pool_hint_id,
             )
         )
-        return self._wire_extras()
+        return extras.body
 
     def on_wire_first_piece(self, run_id: UUID, prompt_token_ids: tuple[int, ...] | None) -> None:
         """Report the first piece of the answer, once."""

@@ -1,7 +1,8 @@
 """What is said to the engine's own pool: which contexts to hold, which no longer, which to evict first.
 
-A hint never costs a request of its own: it travels with a request that holds or warms.  What is to be released waits
-for the next one; until then the hold lapses by itself.
+A hint never costs a request of its own.  The hold of an agent that pauses travels with the very call that asks for the
+tool; later ones travel with a request that holds or warms.  What is to be released waits for the next of either; until
+then the hold lapses by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -26,10 +28,12 @@ MAX_WAITING = 256
 MAX_REMEMBERED = 1024
 #: A hold is renewed when it ends within this time, in seconds.
 RENEW_S = 1.0
+#: Tokens that a call asks to be held: all that it has read and written, however many those are.
+_ALL_TOKENS = 2**31 - 1
 
 
 class HintDesk:
-    """Composes hints and books their answers.  Lives on the runtime's loop."""
+    """Composes hints and books their answers.  Lives on the runtime's loop, but for `for_call`."""
 
     def __init__(self, state: State) -> None:
         """Say nothing yet."""
@@ -38,6 +42,8 @@ class HintDesk:
         self._numbers = itertools.count(1)
         self._release: OrderedDict[str, None] = OrderedDict()
         self._retire: OrderedDict[str, int] = OrderedDict()
+        self._waiting = PoolHints()  # what `for_call` reads: replaced, never changed
+        self._sent: OrderedDict[UUID, PoolHints] = OrderedDict()
         self._of_run: OrderedDict[UUID, OrderedDict[str, tuple[AgentKey, TokenPrefix]]] = OrderedDict()
         self._of_agent: OrderedDict[tuple[AgentKey, str | None], tuple[UUID, tuple[int, ...]]] = OrderedDict()
 
@@ -50,6 +56,38 @@ class HintDesk:
             and expectation.pool_held_tokens >= expectation.edge_tokens
         )
 
+    def for_call(self, run_id: UUID) -> PoolHints:
+        """Return the hints for a call that may ask for a tool.  May be called from any thread."""
+        ttl_s = hold_ttl_s(None, longest_s=self._state.settings.action_ttl_s)
+        hold = HoldHint(f"{self._runtime}-{run_id.hex}", _ALL_TOKENS, ttl_s, hold_priority(None))
+        hints = replace(self._waiting, hold=hold)
+        self._sent[run_id] = hints
+        return hints
+
+    def call_sent(self, run_id: UUID) -> None:
+        """Take in that a call is on its way: its answer will not tell what became of its hints; they count as done."""
+        hints = self._sent.pop(run_id, None)
+        if hints is not None:
+            for hint_id in hints.release:
+                self._release.pop(hint_id, None)
+            for hint in hints.retire:
+                self._retire.pop(hint.hint_id, None)
+            self._publish()
+        _bound(self._sent, MAX_WAITING)
+
+    def call_held(self, expectation: Expectation, hint_id: str, num_tokens: int) -> None:
+        """A call that carried a hold has ended and will be continued as `expectation` says."""
+        expectation.pool_hint_id = hint_id
+        expectation.pool_held_tokens = num_tokens
+        ttl_s = hold_ttl_s(None, longest_s=self._state.settings.action_ttl_s)
+        expectation.pool_held_until_s = self._state.clock.now_s() + ttl_s
+
+    def call_over(self, hint_id: str) -> None:
+        """A call that carried a hold has ended for good."""
+        self._release[hint_id] = None
+        _bound(self._release, MAX_WAITING)
+        self._publish()
+
     def compose(self, expectation: Expectation, *, eta_s: float | None) -> PoolHints:
         """Return the hints for a request that reads what `expectation` expects."""
         if expectation.pool_hint_id is None:
@@ -60,11 +98,7 @@ class HintDesk:
             hold_ttl_s(eta_s, longest_s=self._state.settings.action_ttl_s),
             hold_priority(eta_s),
         )
-        return PoolHints(
-            hold=hold,
-            release=tuple(self._release),
-            retire=tuple(RetireHint(hint_id, keep) for hint_id, keep in self._retire.items()),
-        )
+        return replace(self._waiting, hold=hold)
 
     def answered(self, expectation: Expectation, hints: PoolHints, answers: tuple[HintAnswer, ...]) -> None:
         """Take in what the engine said; without an answer nothing is held."""
@@ -77,25 +111,26 @@ class HintDesk:
                 self._retire.pop(answer.hint_id, None)
             elif hints.hold is not None and answer.hint_id == hints.hold.hint_id:
                 self._held(expectation, hints.hold, answer)
+        self._publish()
 
     def _held(self, expectation: Expectation, hold: HoldHint, answer: HintAnswer) -> None:
         if answer.state not in (HintState.ACCEPTED, HintState.CLIPPED) or expectation.prefix is None:
             return
         expectation.pool_held_tokens = answer.num_tokens
         expectation.pool_held_until_s = self._state.clock.now_s() + hold.ttl_s
-        of_run = self._of_run.setdefault(expectation.run_id, OrderedDict())
-        of_run[hold.hint_id] = (expectation.agent, expectation.prefix)
-        _bound(of_run, MAX_WAITING)
-        _bound(self._of_run, MAX_REMEMBERED)
         if expectation not in self._state.expectations:  # its call came, or never will: the hold came late
             self.let_go(expectation)
 
     def let_go(self, expectation: Expectation) -> None:
         """Release what was held for a call that has come and ended, or will not come."""
         if expectation.pool_hint_id is not None and expectation.pool_held_until_s is not None:
-            self._release[expectation.pool_hint_id] = None
             expectation.pool_held_until_s = None
-            _bound(self._release, MAX_WAITING)
+            if expectation.prefix is not None:
+                of_run = self._of_run.setdefault(expectation.run_id, OrderedDict())
+                of_run[expectation.pool_hint_id] = (expectation.agent, expectation.prefix)
+                _bound(of_run, MAX_WAITING)
+                _bound(self._of_run, MAX_REMEMBERED)
+            self.call_over(expectation.pool_hint_id)
 
     def run_ended(self, run_id: UUID, *, is_over: bool) -> None:
         """Take in the end of a run; when its thread is over, what was held for it shall go first.
@@ -119,6 +154,11 @@ class HintDesk:
             self._of_agent[key] = (run_id, prefix.token_ids)
             self._of_agent.move_to_end(key)
             _bound(self._of_agent, MAX_REMEMBERED)
+        self._publish()
+
+    def _publish(self) -> None:
+        retire = tuple(RetireHint(hint_id, keep) for hint_id, keep in self._retire.items())
+        self._waiting = PoolHints(release=tuple(self._release), retire=retire)
 
 
 def _bound(table: OrderedDict[Any, Any], limit: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from pancake_langgraph._clock import Clock, MonotonicClock
 from pancake_langgraph._errors import PancakeError, RuntimeClosed
@@ -33,6 +34,7 @@ from pancake_langgraph.runtime.signals import Opened, Requested, Routed, Signal
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.runtime.tier_watch import TierWatch
 from pancake_langgraph.runtime.watcher import Watcher
+from pancake_langgraph.runtime.wire_extras import WireExtras, wire_extras
 from pancake_langgraph.tiers.base import Tier
 from pancake_langgraph.tiers.registry import create_tier
 from pancake_langgraph.topology import Topology
@@ -266,10 +268,10 @@ class Runtime:
         if isinstance(signal, Requested) and self._actor is not None and self._actor.is_working:
             self._mailbox.hurry()  # what computes for other calls gives way to this one
 
-    def wire_extras(self) -> Mapping[str, Any] | None:
-        """Return what each request should ask the engine for, or `None`."""
-        resolved = self._state.resolved
-        return {"return_token_ids": True} if resolved is not None and resolved.ask_token_ids else None
+    def wire_extras(self, run_id: UUID, payload: Mapping[str, Any]) -> WireExtras:
+        """Return what the request of a call should say besides."""
+        desk = self._actor.hints if self._actor is not None else None
+        return wire_extras(self._state.resolved, desk, run_id, payload)
 
     def _count_unreadable(self) -> None:
         with self._lock:  # handlers run in any thread

@@ -44,13 +44,14 @@ class Opened(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """A model call's exact request is known and about to be sent."""
+    """A model call's exact request is known and about to be sent; `pool_hint_id` holds what it reads, when it ends."""
 
     at_s: float
     run_id: UUID
     prompt: Prompt
     cache_salt: str | None
     max_tokens: int | None
+    pool_hint_id: str | None = None
 
 
 class FirstPiece(NamedTuple):

@@ -29,7 +29,7 @@ class Call:
     """One model call.
 
     `began` says that its first piece has come, `over_at_s` when its wire answer ended; its callbacks end later, or
-    never where the task was cancelled.
+    never where the task was cancelled.  `pool_hint_id` is the hint on the engine's pool that it carried.
     """
 
     run_id: UUID
@@ -46,6 +46,7 @@ class Call:
     usage: Usage | None = None
     began: bool = False
     over_at_s: float | None = None
+    pool_hint_id: str | None = None
 
     @property
     def busy_tokens(self) -> int:

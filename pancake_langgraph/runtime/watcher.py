@@ -169,7 +169,9 @@ class Watcher:
             max_tokens=signal.max_tokens or DEFAULT_MAX_OUTPUT_TOKENS,
             num_prompt_tokens=claim.edge_tokens if claim and claim.edge_tokens else estimated_tokens(signal.prompt),
             claim=claim,
+            pool_hint_id=signal.pool_hint_id,
         )
+        self._actor.hints.call_sent(signal.run_id)
         self._state.counters.calls += 1
         self._actor.give_way()
         self._actor.poke()
@@ -276,32 +278,39 @@ class Watcher:
             self._actor.settle_claim(call.claim, outcome, reason)
         answer = signal.answer
         stands_alone = call.root_id == call.run_id  # outside any run: nothing would tell that it comes back
-        if signal.status is SpanStatus.OK and answer is not None and answer.tool_calls and not stands_alone:
-            self._expect_resume(call, answer)
+        pauses = signal.status is SpanStatus.OK and answer is not None and answer.tool_calls and not stands_alone
+        expected = self._expect_resume(call, answer) if pauses and answer is not None else None
+        if call.pool_hint_id is None:
+            return
+        if expected is not None and call.usage is not None:
+            num_tokens = call.usage.prompt_tokens + call.usage.completion_tokens
+            self._actor.hints.call_held(expected, call.pool_hint_id, num_tokens)
+        elif signal.status is SpanStatus.OK:  # an aborted one holds nothing
+            self._actor.hints.call_over(call.pool_hint_id)
 
-    def _expect_resume(self, call: Call, answer: AIMessage) -> None:
+    def _expect_resume(self, call: Call, answer: AIMessage) -> Expectation | None:
         """The agent asked for a tool: it is certain to read all this again, and then the result."""
         found = self._prompts.resume_prompt(call, answer)
         if found is None or answer.tool_calls[0]["name"] in self._state.handoff_tools.get(call.graph_id, ()):
-            return
+            return None
         agent, prompt, full = found
-        self._successors.add(
-            Expectation(
-                place=call.place,
-                agent=agent,
-                came_from=call.agent,
-                cause=Cause.RESUME,
-                run_id=call.root_id,
-                prompt=prompt,
-                full_prompt=full,
-                cache_salt=call.cache_salt,
-                p_next=1.0,
-                created_at_s=self._state.clock.now_s(),
-                eta_at_s=self._pause_eta(call, answer),
-                base_ids=call.token_ids if begins_with(prompt, call.prompt) else None,
-                restorable=self._state.settings.tier_url is not None,
-            )
+        expected = Expectation(
+            place=call.place,
+            agent=agent,
+            came_from=call.agent,
+            cause=Cause.RESUME,
+            run_id=call.root_id,
+            prompt=prompt,
+            full_prompt=full,
+            cache_salt=call.cache_salt,
+            p_next=1.0,
+            created_at_s=self._state.clock.now_s(),
+            eta_at_s=self._pause_eta(call, answer),
+            base_ids=call.token_ids if begins_with(prompt, call.prompt) else None,
+            restorable=self._state.settings.tier_url is not None,
         )
+        self._successors.add(expected)
+        return expected
 
     def _pause_eta(self, call: Call, answer: AIMessage) -> float | None:
         known = [self._state.forecaster.tool_seconds(call.graph_id, tool["name"]) for tool in answer.tool_calls]

@@ -10,8 +10,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from langgraph.graph import START, StateGraph
 
-from pancake_langgraph._types import ActionKind, HintState, HintVerb, Outcome, TokenPrefix
+from pancake_langgraph._types import HintState, HintVerb, TokenPrefix
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.base import WarmReport
 from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
@@ -19,7 +20,7 @@ from pancake_langgraph.engines.pool_hints import PoolHints
 from pancake_langgraph.ledger import ActionState, HintAnswered
 from pancake_langgraph.runtime import Runtime, attach
 from pancake_langgraph.testing.fake_server import FakeEngineServer
-from tests.contract.runtime_bed import Stub, StubBed, chats, run, script, tool_loop
+from tests.contract.runtime_bed import State, Stub, StubBed, chats, run, script, tool_loop
 
 #: First tokens of other traffic's prompts, each of its own.
 _BASES = itertools.count(50_000, 1000)
@@ -40,8 +41,10 @@ class Listening(Stub):
 
 
 @contextmanager
-def hint_bed(**settings: Any) -> Iterator[StubBed]:
-    fake = FakeEngineSettings(pool_blocks=80, max_model_len_tokens=1200, script=script, pool_hints=True)
+def hint_bed(*, hold_cap_ratio: float = 0.5, **settings: Any) -> Iterator[StubBed]:
+    fake = FakeEngineSettings(
+        pool_blocks=80, max_model_len_tokens=1200, script=script, pool_hints=True, hold_cap_ratio=hold_cap_ratio
+    )
     with FakeEngineServer(FakeEngine(fake)) as server:
         stub = Listening(server)
         runtime = Runtime(RuntimeSettings(engine="fake", **settings), engine=stub)
@@ -56,6 +59,12 @@ def hint_bed(**settings: Any) -> Iterator[StubBed]:
 @pytest.fixture
 def bed() -> Iterator[StubBed]:
     with hint_bed() as made:
+        yield made
+
+
+@pytest.fixture
+def narrow_bed() -> Iterator[StubBed]:
+    with hint_bed(hold_cap_ratio=0.05) as made:
         yield made
 
 
@@ -76,15 +85,25 @@ def pressed(bed: StubBed, rounds: int) -> Any:
     return pause
 
 
-async def test_one_hint_keeps_a_paused_agents_context_and_nothing_else_is_sent(bed: StubBed) -> None:
+async def test_the_call_that_asks_for_the_tool_holds_its_own_context_and_nothing_is_sent(bed: StubBed) -> None:
     await run(attach(tool_loop(bed, pressed(bed, 12)), runtime=bed.runtime))
     first, second = chats(bed)
     assert second.cached_tokens >= first.prompt_tokens // 16 * 16
-    assert answers(bed) == [(HintVerb.HOLD, HintState.ACCEPTED)]
     assert bed.runtime.wait_idle()
-    sent = bed.actions(ActionState.SUBMITTED)
-    assert [action.kind for action in sent] == [ActionKind.HOLD]
-    assert [action.outcome for action in bed.actions()] == [Outcome.USED]
+    assert bed.actions(ActionState.SUBMITTED) == []
+    assert [hints.hold is not None for hints in bed.server.engine.heard] == [True, True]
+
+
+async def test_an_answer_with_a_hold_is_the_same_message_as_without(bed: StubBed) -> None:
+    held = await run(attach(tool_loop(bed, pressed(bed, 0)), runtime=bed.runtime))
+    plain = await run(tool_loop(bed, pressed(bed, 0)))
+
+    def shown(state: Any) -> list[Any]:
+        drop = ("id", "tool_call_id", "response_metadata", "tool_calls", "usage_metadata")
+        return [{k: v for k, v in message.model_dump().items() if k not in drop} for message in state["messages"]]
+
+    assert shown(held) == shown(plain)
+    assert "kv_transfer_params" not in str(held)
 
 
 async def test_the_same_pause_takes_many_requests_without_hints() -> None:
@@ -95,33 +114,47 @@ async def test_the_same_pause_takes_many_requests_without_hints() -> None:
         assert len(bed.stub.said) > 1
 
 
-async def test_an_engine_that_does_not_answer_is_asked_again_and_again_as_without_hints(bed: StubBed) -> None:
-    bed.stub.is_deaf = True
+async def test_a_context_that_the_engine_does_not_hold_is_kept_by_requests(narrow_bed: StubBed) -> None:
+    """Its hint is clipped to less than a prompt: what goes is brought back before the call."""
+    bed = narrow_bed
     await run(attach(tool_loop(bed, pressed(bed, 12)), runtime=bed.runtime))
     first, second = chats(bed)
     assert second.cached_tokens >= first.prompt_tokens // 16 * 16
-    assert len(bed.stub.said) > 1
+    assert bed.actions(ActionState.SUBMITTED)
 
 
-async def test_without_pressure_nothing_is_said(bed: StubBed) -> None:
+async def test_without_pressure_nothing_is_sent(bed: StubBed) -> None:
     graph = attach(tool_loop(bed, pressed(bed, 0)), runtime=bed.runtime)
     await run(graph)
     assert bed.runtime.wait_idle()
     assert bed.stub.said == []
 
 
-async def test_a_release_travels_with_the_next_hint(bed: StubBed) -> None:
+async def test_a_call_that_cannot_ask_for_a_tool_says_nothing(bed: StubBed) -> None:
+    model = bed.model()
+
+    async def node(state: State) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    builder = StateGraph(State)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    await run(attach(builder.compile(), runtime=bed.runtime))
+    assert bed.server.engine.heard == ()
+
+
+async def test_a_release_travels_with_the_next_call(bed: StubBed) -> None:
     graph = attach(tool_loop(bed, pressed(bed, 4)), runtime=bed.runtime)
-    await run(graph, thread="one")
-    assert bed.runtime.wait_idle()
-    assert answers(bed) == [(HintVerb.HOLD, HintState.ACCEPTED)]
-    await run(graph, thread="two")
-    assert answers(bed)[1:] == [(HintVerb.RELEASE, HintState.ACCEPTED), (HintVerb.HOLD, HintState.ACCEPTED)]
-    first, second = (hints for hints in bed.stub.said if hints is not None)
-    assert first.hold is not None
-    assert second.hold is not None
-    assert second.release == (first.hold.hint_id,)
-    assert second.retire == ()
+    for thread in ("one", "two"):
+        await run(graph, thread=thread)
+        assert bed.runtime.wait_idle()
+    ask, answer, ask_again, answer_again = bed.server.engine.heard
+    holds = [hints.hold.hint_id for hints in bed.server.engine.heard if hints.hold is not None]
+    assert len(set(holds)) == 4
+    assert ask.release == answer.release == ()  # while the second call is on its way the first one's hold is in force
+    assert set(ask_again.release) == set(holds[:2])
+    assert answer_again.release == ()
+    assert answer_again.retire == ()
 
 
 async def test_what_a_run_without_a_thread_has_left_goes_first_except_what_others_read(bed: StubBed) -> None:
@@ -130,11 +163,9 @@ async def test_what_a_run_without_a_thread_has_left_goes_first_except_what_other
     for number in range(3):
         await graph.ainvoke({"messages": [("user", f"look {number} {uuid4().hex * 20}")]})
         assert bed.runtime.wait_idle()
-    said = [hints for hints in bed.stub.said if hints is not None]
-    assert [len(hints.release) for hints in said] == [0, 1, 0]
-    assert [len(hints.retire) for hints in said] == [0, 0, 1]
-    (retired,) = said[2].retire
-    assert said[1].hold is not None
-    assert retired.hint_id == said[1].hold.hint_id
-    assert 100 < retired.keep_tokens < said[1].hold.num_tokens
-    assert (HintVerb.RETIRE, HintState.ACCEPTED) in answers(bed)
+    heard = bed.server.engine.heard
+    retired = [[hint.hint_id for hint in hints.retire] for hints in heard]
+    holds = [hints.hold.hint_id for hints in heard if hints.hold is not None]
+    assert retired == [[], [], [], [], [holds[2]], []]
+    (hint,) = heard[4].retire
+    assert hint.keep_tokens > 100

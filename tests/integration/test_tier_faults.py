@@ -1,4 +1,4 @@
-"""Tiers that go away, freeze or crawl: the same answers, no call much later than without them, and back by themselves."""
+"""Tiers that go away, freeze or crawl: the same answers, no call much later, and back by themselves."""
 
 from __future__ import annotations
 
