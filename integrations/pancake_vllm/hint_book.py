@@ -20,7 +20,8 @@ from typing import Final
 from pancake_vllm.hint_words import Answer, HintState, Hold, Retire, Verb
 from pancake_vllm.pool_order import Block, PoolOrder
 
-DEFAULT_CAP_RATIO: Final = 0.5
+#: Held blocks stay free for whoever needs them; the rest of the pool keeps what others have read.
+DEFAULT_CAP_RATIO: Final = 0.75
 #: Contexts held at a time, and as many that were released and may still be retired.
 MAX_HINTS: Final = 1024
 #: Hashes remembered of released contexts, in multiples of the pool.

@@ -20,6 +20,7 @@ class EngineFacts:
     block_size_tokens: int | None
     pool_tokens: int | None
     pool_hints: bool = False
+    hold_cap_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Resolved:
     ask_token_ids: bool
     reasons: tuple[str, ...]
     pool_hints: bool = False
+    hold_cap_tokens: int | None = None
 
 
 #: Cut used when an engine does not say its block size; a multiple of every size vLLM uses on CPU and GPU.
@@ -85,4 +87,5 @@ def resolve(settings: RuntimeSettings, facts: EngineFacts | None) -> Resolved:
         ask_token_ids=facts.prompt_token_ids,
         reasons=tuple(reasons),
         pool_hints=hints,
+        hold_cap_tokens=facts.hold_cap_tokens if hints else None,
     )

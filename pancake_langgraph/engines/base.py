@@ -21,8 +21,9 @@ from pancake_langgraph.engines.pool_hints import HintAnswer, PoolHints
 class Capabilities:
     """What an engine said (or showed) that it can do.  `None` means "not known".
 
-    `pool_hints` says that hints on its pool are carried out and answered.  `kv_identity` is the name under which the
-    tier keeps this engine's KV; `tier_state` is what the engine was told of the tier: `unproven`, `proven` or `off`.
+    `pool_hints` says that hints on its pool are carried out and answered, for `hold_cap_tokens` at most.  `kv_identity`
+    is the name under which the tier keeps this engine's KV; `tier_state` is what the engine was told of the tier:
+    `unproven`, `proven` or `off`.
     """
 
     engine: str
@@ -38,6 +39,7 @@ class Capabilities:
     cache_salt: bool = False
     kv_events: bool = False
     pool_hints: bool = False
+    hold_cap_tokens: int | None = None
     kv_identity: str | None = None
     tier_state: str | None = None
     tool_parser: bool | None = None

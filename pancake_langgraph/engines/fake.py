@@ -169,6 +169,7 @@ class FakeEngine:
             cache_salt=True,
             kv_events=True,
             pool_hints=settings.pool_hints,
+            hold_cap_tokens=int(settings.pool_blocks * settings.hold_cap_ratio) * settings.block_size_tokens,
             tool_parser=True,
             prefix_caching=True,
         )

@@ -116,6 +116,12 @@ def tier_facts(response: object) -> tuple[str | None, str | None]:
     return (identity if isinstance(identity, str) else None), (state if isinstance(state, str) else None)
 
 
+def hold_cap_tokens(response: object) -> int | None:
+    """Return how many tokens the engine holds at most, as its answer to hints tells; `None` if it does not."""
+    cap = (_answered(response) or {}).get("cap_tokens")
+    return cap if isinstance(cap, int) and cap >= 0 else None
+
+
 def answers_from_wire(response: object) -> tuple[HintAnswer, ...]:
     """Return the answers in a response; those that cannot be read are left out.  Never raises."""
     listed = (_answered(response) or {}).get("answers")

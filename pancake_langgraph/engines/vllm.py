@@ -14,7 +14,14 @@ from pancake_langgraph.engines._http import is_loopback
 from pancake_langgraph.engines.base import Capabilities, Recital, Residency
 from pancake_langgraph.engines.kv_events import KvEventSubscriber
 from pancake_langgraph.engines.openai import DEFAULT_DEADLINE_S, OpenAIEngine
-from pancake_langgraph.engines.pool_hints import HINTS_FIELD, PARAMS_FIELD, PROBE_PARAMS, tier_facts, understands_hints
+from pancake_langgraph.engines.pool_hints import (
+    HINTS_FIELD,
+    PARAMS_FIELD,
+    PROBE_PARAMS,
+    hold_cap_tokens,
+    tier_facts,
+    understands_hints,
+)
 from pancake_langgraph.engines.recital import read_recital, recital_body
 from pancake_langgraph.engines.residency import PoolIndex
 
@@ -161,6 +168,7 @@ class VllmEngine(OpenAIEngine):
             priority=True,
             prompt_token_ids=bool(first.get("prompt_token_ids")),
             pool_hints=understands_hints(answer),
+            hold_cap_tokens=hold_cap_tokens(answer),
             cache_salt=_compat.knows_cache_salt(found.version),
             notes=(*found.notes, "priorities count only with --scheduling-policy priority; the server does not say"),
         )

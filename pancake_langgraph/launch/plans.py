@@ -153,7 +153,7 @@ class StackPlan:
     """The engine's tool parser; `None` switches automatic tool choice off."""
     tier: TierPlan | None = None
     """The KV cache server; `None`: the engine's pool only."""
-    hold_cap_ratio: float = 0.5
+    hold_cap_ratio: float = 0.75
     """Share of the engine's pool that hints may hold, 0 to 0.9; 0 takes no hints.  Needs a tier."""
     kv_events: bool = True
     """Whether the engine publishes what its pool stores and drops."""

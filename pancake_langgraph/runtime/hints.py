@@ -76,11 +76,22 @@ class HintDesk:
         _bound(self._sent, MAX_WAITING)
 
     def call_held(self, expectation: Expectation, hint_id: str, num_tokens: int) -> None:
-        """A call that carried a hold has ended and will be continued as `expectation` says."""
+        """A call that carried a hold has ended and will be continued as `expectation` says.
+
+        Nothing tells whether the engine had room for it under its cap: that follows from what else it holds.
+        """
+        now_s, resolved = self._state.clock.now_s(), self._state.resolved
+        cap_tokens = resolved.hold_cap_tokens if resolved is not None else None
+        held_tokens = sum(
+            other.pool_held_tokens
+            for other in self._state.expectations
+            if other is not expectation and (other.pool_held_until_s or 0.0) > now_s
+        )
+        room_tokens = num_tokens if cap_tokens is None else max(cap_tokens - held_tokens, 0)
         expectation.pool_hint_id = hint_id
-        expectation.pool_held_tokens = num_tokens
+        expectation.pool_held_tokens = min(num_tokens, room_tokens)
         ttl_s = hold_ttl_s(None, longest_s=self._state.settings.action_ttl_s)
-        expectation.pool_held_until_s = self._state.clock.now_s() + ttl_s
+        expectation.pool_held_until_s = now_s + ttl_s
 
     def call_over(self, hint_id: str) -> None:
         """A call that carried a hold has ended for good."""

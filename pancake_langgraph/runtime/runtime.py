@@ -433,4 +433,5 @@ def _facts(found: Capabilities) -> EngineFacts:
         block_size_tokens=found.block_size_tokens,
         pool_tokens=found.pool_tokens,
         pool_hints=found.pool_hints,
+        hold_cap_tokens=found.hold_cap_tokens,
     )

@@ -63,7 +63,7 @@ def test_a_lost_tier_is_recomputed_and_waited_for_two_seconds_at_most(plan: Stac
     transfer = json.loads(value_of(vllm_command(plan, PLACES, device="cpu").argv, "--kv-transfer-config"))
     assert transfer["kv_load_failure_policy"] == "recompute"
     extra = transfer["kv_connector_extra_config"]
-    assert extra["pancake.hold_cap_ratio"] == 0.5
+    assert extra["pancake.hold_cap_ratio"] == 0.75
     assert (extra["lmcache.mp.mq_timeout"], extra["lmcache.mp.heartbeat_interval"]) == (2.0, 1.0)
     assert (extra["lmcache.mp.host"], extra["lmcache.mp.port"]) == ("tcp://127.0.0.1", 5555)
 

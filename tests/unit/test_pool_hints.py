@@ -230,7 +230,7 @@ def test_a_carrier_gets_one_answer_per_hint() -> None:
         "version": 1,
         "answers": [{"verb": "hold", "id": "h1", "state": "accepted", "num_tokens": 64}],
         "held_tokens": 64,
-        "cap_tokens": 320,
+        "cap_tokens": 480,
     }
     params = hold("h2", 9)
     params["pancake"] |= {"release": ["h1", "no"], "retire": [{"id": "h1"}]}
