@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ _NUMBERS = itertools.count(1)
 
 
 def tokens(number: int) -> list[int]:
-    """Return a prompt that shares no block with another number's."""
-    first = 20_000 + 41 * number
+    """Return a prompt; salts keep those of different numbers apart."""
+    first = 20_000 + number % 700 * 41
     return [first + position % 997 for position in range(LENGTH)]
 
 
@@ -86,25 +87,24 @@ def press(stack: Stack) -> None:
         complete(stack, next(_NUMBERS) + 1_000)
 
 
-@pytest.fixture(params=["lmcache", "alone"])
-def stack(request: pytest.FixtureRequest, _one_stack: Any, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+@pytest.fixture(params=["lmcache", "alone"], scope="module")
+def stack(request: pytest.FixtureRequest, _one_stack: Any, tiny_dir: Path) -> Iterator[Stack]:
     """The tiny model in float32: with LMCache's connector, which takes hints, and with one that does nothing else."""
     with_tier = request.param == "lmcache"
-    if not with_tier:
-        monkeypatch.setattr(launching, "vllm_command", alone)
-    found = _one_stack.get(
-        f"hints {request.param}",
-        lambda: StackPlan(
-            model_dir=tiny_dir,
-            dtype="float32",
-            kv_pool_bytes=POOL_BYTES,
-            tier=TierPlan(l1_bytes=64_000_000) if with_tier else None,
-            dev_routes=True,
-            run_dir=new_run_dir(),
-        ),
-    )
-    assert isinstance(found, Stack)
-    return found
+    with pytest.MonkeyPatch.context() as patched:
+        if not with_tier:
+            patched.setattr(launching, "vllm_command", alone)
+        yield _one_stack.get(
+            f"hints {request.param}",
+            lambda: StackPlan(
+                model_dir=tiny_dir,
+                dtype="float32",
+                kv_pool_bytes=POOL_BYTES,
+                tier=TierPlan(l1_bytes=64_000_000) if with_tier else None,
+                dev_routes=True,
+                run_dir=new_run_dir(),
+            ),
+        )
 
 
 def alone(plan: StackPlan, *args: Any, **kwargs: Any) -> Command:
@@ -178,6 +178,7 @@ def test_aborted_carriers_leave_nothing_held_and_the_pool_can_be_reset(stack: St
             "prompt": tokens(next(_NUMBERS) + 3_000),
             "max_tokens": 3_000,
             "ignore_eos": True,
+            "cache_salt": f"aborted {next(_NUMBERS)}",
             "kv_transfer_params": {"pancake": hold(f"aborted-{next(_NUMBERS)}")},
         }
         with pytest.raises(httpx.TimeoutException):
