@@ -115,8 +115,13 @@ class Servers:
         """Empty the engine's pool, so that no arm run inherits another's; the oracle's keeps everything, always."""
         if arm == "oracle":
             return
-        root = self.engine_for(arm).base_url.removesuffix("/v1")
-        for _ in range(50):
-            answer = httpx.post(f"{root}/reset_prefix_cache", timeout=10.0, trust_env=False)
-            if answer.is_success and answer.json().get("success", True):
-                return
+        reset_pool(self.engine_for(arm))
+
+
+def reset_pool(engine: EngineProcess) -> None:
+    """Empty an engine's pool; blocks that are still being stored are waited for."""
+    root = engine.base_url.removesuffix("/v1")
+    for _ in range(50):
+        answer = httpx.post(f"{root}/reset_prefix_cache", timeout=10.0, trust_env=False)
+        if answer.is_success and answer.json().get("success", True):
+            return
