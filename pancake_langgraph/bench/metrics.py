@@ -41,6 +41,12 @@ METRICS: dict[str, Metric] = {
     "step_s": Metric("s", Direction.LOWER, "One turn of a conversation: a run of the graph, its saver included."),
     "observe_s": Metric("s", Direction.LOWER, "One model call: processor time of observing and forecasting."),
     "lead_s": Metric("s", Direction.HIGHER, "One start of a node: time since the forecast had first named it."),
+    "kl_nats": Metric(
+        "nats", Direction.LOWER, "One token of an answer: how far its chances are from those on KV as it is (KL)."
+    ),
+    "equal_share": Metric(
+        "1", Direction.HIGHER, "One answer: the share of its greedy tokens that are those on KV as it is."
+    ),
     "stored_bytes": Metric("bytes", Direction.LOWER, "One repeat: what a saver holds after the last turn counted."),
 }
 

@@ -28,7 +28,7 @@ class BenchOptions:
     conversation at which `saver` is measured; the settings of engines do not concern it.  `arms` are names of arms of
     the workload, in any order; none means all.
     `runs` of every shape and `cost_runs` are for `forecast`; with `real_routers` it starts an engine for the shapes
-    whose routes a model makes.
+    whose routes a model makes.  `prompts` are those of `kv-quality`.
     """
 
     repeats: int = 5
@@ -42,6 +42,7 @@ class BenchOptions:
     runs: int = 48
     cost_runs: int = 10_000
     real_routers: bool = False
+    prompts: int = 60
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -55,6 +56,8 @@ class BenchOptions:
             raise ConfigError(
                 f"chunk_tokens: got {self.chunk_tokens}, allowed are multiples of {BLOCK_SIZE_TOKENS} up to 1024"
             )
+        if not 1 <= self.prompts <= 10_000:
+            raise ConfigError(f"prompts: got {self.prompts}, allowed are 1 to 10000")
         if self.dtype not in KV_TOKEN_BYTES:
             raise ConfigError(f"dtype: got {self.dtype!r}, allowed are {', '.join(KV_TOKEN_BYTES)}")
 

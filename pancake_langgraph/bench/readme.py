@@ -1,4 +1,4 @@
-"""Rewrites the figures in a README from bench results.
+"""Rewrites the figures in a README, or in another page, from bench results.
 
     python -m pancake_langgraph.bench.readme README.md results.json [more.json ...]
 
@@ -9,7 +9,7 @@ results changes nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ import click
 from pancake_langgraph._errors import ConfigError, PancakeError
 from pancake_langgraph.bench.render import format_figure
 from pancake_langgraph.bench.schema import BenchResult
+from pancake_langgraph.bench.tier_tables import kv_quality_rows, tiers_rows
 
 BEGIN_MARK = "<!-- bench:begin -->"
 END_MARK = "<!-- bench:end -->"
@@ -27,11 +28,20 @@ END_MARK = "<!-- bench:end -->"
 ROWS: Final = (("ttft_s", "p50"), ("ttft_s", "p99"), ("program_s", "p50"), ("prefilled_tokens", "p50"))
 AGAINST: Final = ("plain", "reactive")
 OURS: Final = "pancake"
+#: Workloads whose tables have an arm per row.
+TABLES: Final[Mapping[str, Callable[[BenchResult], list[str]]]] = {"tiers": tiers_rows, "kv-quality": kv_quality_rows}
 
 
 def render_block(results: Sequence[BenchResult]) -> str:
     """Return the Markdown between the marks: a short table per result, its outcomes, date and machine."""
-    return "\n\n".join(_short(result) for result in results)
+    return "\n\n".join(_table(result) if result.workload in TABLES else _short(result) for result in results)
+
+
+def _table(result: BenchResult) -> str:
+    """Return a workload's own table, and where it comes from."""
+    count = f" ({result.repeats} paired repeats)" if result.repeats > 1 else ""
+    rows = TABLES[result.workload](result)
+    return "\n".join([f"**`{result.workload}`**{count}", "", *rows, "", _provenance(result)])
 
 
 def _short(result: BenchResult) -> str:

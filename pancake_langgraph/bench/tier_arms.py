@@ -1,4 +1,4 @@
-"""What `pancake bench tiers` compares: the places that KV can come from, and what is made of the measured times.  Pure."""
+"""What `pancake bench tiers` compares: places that KV can come from, and what is made of the times.  Pure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def tier_samples(results: Sequence[GroupResult]) -> dict[str, dict[str, list[lis
 
 
 def tier_ratios(results: Sequence[GroupResult]) -> dict[str, RatioStatistics]:
-    """Return how many times sooner than cold each place is: each against the cold prompt of its own server and repeat."""
+    """Return how many times sooner than cold each place is, by the cold prompt of its own server and repeat."""
     ratios: dict[str, RatioStatistics] = {}
     for arm in TierArm:
         if arm is TierArm.COLD:
@@ -177,9 +177,7 @@ def _misses(results: Sequence[GroupResult]) -> dict[str, int]:
     for arm in TierArm:
         found = _each(results, arm)
         wrong = [
-            repeat[arm].cached_tokens > 0
-            if arm is TierArm.COLD
-            else repeat[arm].cached_tokens < result.stored_tokens
+            repeat[arm].cached_tokens > 0 if arm is TierArm.COLD else repeat[arm].cached_tokens < result.stored_tokens
             for result, repeat in found
         ]
         if any(wrong):

@@ -95,7 +95,7 @@ class TierServers:
             self._open.callback(self._valkey.close)
         else:
             self._folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="pancake-bench-")))
-        url = self._valkey.url if self._valkey is not None else None
+        url = self._valkey.url.removesuffix("/0") if self._valkey is not None else None
         tier_plan = group_tier_plan(self.group, self.plan, folder=self._folder, url=url)
         tier = TierProcess(tier_plan)
         if (adapter := own_adapter(self.group, folder=self._folder, url=url)) is not None:
@@ -109,7 +109,7 @@ def group_tier_plan(group: TierGroup, plan: ServersPlan, *, folder: Path | None,
     """Return how `pancake up` would start a group's cache server; `folder` or `url` is its lower store."""
     base = TierPlan(l1_bytes=plan.l1_bytes, chunk_tokens=plan.chunk_tokens, l2_dir=folder)
     if group.codec in ("lmcache", "lmcache-fp8"):
-        return replace(base, l2_adapter="plain")
+        return replace(base, l2_adapter="plain", l2=group.place == "disk")
     if group.place == "disk":
         return replace(base, l2_codec=group.codec)
     return replace(base, l2=False, l3_url=url, l2_codec=group.codec)

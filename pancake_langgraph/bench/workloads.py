@@ -14,6 +14,7 @@ from pancake_langgraph.bench.arms import Arm
 from pancake_langgraph.bench.floor import cold_versus_hit
 from pancake_langgraph.bench.forecast import FORECAST_ARMS, ForecastPlan, run_forecast
 from pancake_langgraph.bench.hold import hold
+from pancake_langgraph.bench.kv_quality import KvMode, KvQualityPlan, run_kv_quality
 from pancake_langgraph.bench.no_pressure import run_no_pressure
 from pancake_langgraph.bench.options import (
     ARMS,
@@ -42,6 +43,8 @@ from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.servers import Progress, Servers, ServersPlan
 from pancake_langgraph.bench.statistics import percentile
 from pancake_langgraph.bench.teams import SMALL_POOL_TOKENS, fan_out, handoff
+from pancake_langgraph.bench.tier_arms import TierArm
+from pancake_langgraph.bench.tiers import TiersPlan, run_tiers
 from pancake_langgraph.bench.tool_pause import ToolPausePlan, run_tool_pause
 from pancake_langgraph.launch.stack import EngineProcess
 from pancake_langgraph.weights.smollm import prepare_smollm
@@ -142,6 +145,10 @@ HOLD_BENCH: Final = "hold"
 #: The benches that need no engine.
 SAVER_BENCH: Final = "saver"
 FORECAST_BENCH: Final = "forecast"
+KV_QUALITY_BENCH: Final = "kv-quality"
+#: It starts its own engines, one for each cache server.
+TIERS_BENCH: Final = "tiers"
+OTHER_BENCHES: Final = (FORECAST_BENCH, KV_QUALITY_BENCH, SAVER_BENCH, TIERS_BENCH)
 
 
 def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchResult:
@@ -156,8 +163,14 @@ def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchR
         return run_saver_bench(SaverBenchPlan(options.turns, options.repeats, saver_arms), on_progress)
     if name == FORECAST_BENCH:
         return _forecast(options, on_progress)
+    if name == TIERS_BENCH:
+        tier_arms = chosen_arms(tuple(TierArm), options.arms)
+        plan = TiersPlan(servers_plan(options, name), options.repeats, tier_arms, KV_TOKEN_BYTES["bfloat16"])
+        return run_tiers(plan, on_progress)
+    if name == KV_QUALITY_BENCH:
+        return _kv_quality(options, on_progress)
     if name not in BENCHES:
-        names = sorted([*BENCHES, SAVER_BENCH, FORECAST_BENCH])
+        names = sorted([*BENCHES, *OTHER_BENCHES])
         raise ConfigError(f"unknown workload {name!r}; allowed are {', '.join(names)}")
 
     chosen_arms(
@@ -169,6 +182,19 @@ def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchR
 
     with Servers(servers_plan(options, name), on_progress=on_progress) as servers:
         return asyncio.run(run(servers))
+
+
+def _kv_quality(options: BenchOptions, on_progress: Progress) -> BenchResult:
+    """Run `kv-quality`, without an engine."""
+    plan = KvQualityPlan(
+        model_dir=options.model_dir or prepare_smollm(),
+        num_prompts=options.prompts,
+        modes=chosen_arms(tuple(KvMode), options.arms),
+        dtype=options.dtype,
+        chunk_tokens=options.chunk_tokens,
+        num_threads=options.num_threads,
+    )
+    return run_kv_quality(plan, on_progress)
 
 
 def _forecast(options: BenchOptions, on_progress: Progress) -> BenchResult:

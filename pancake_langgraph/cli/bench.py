@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--runs", default=48, show_default=True, type=int, help="Runs of each graph shape in `forecast`.")
 @click.option("--cost-runs", default=10_000, show_default=True, type=int, help="Runs that weigh cost in `forecast`.")
 @click.option("--real-routers", is_flag=True, help="Let a real model choose routes in `forecast` as well.")
+@click.option("--prompts", default=60, show_default=True, type=int, help="Prompts of `kv-quality`.")
 @click.option("--arms", default="", help="Only these arms, with commas: plain,pancake. [default: all]")
 def bench(
     name: str,
@@ -46,9 +47,12 @@ def bench(
     runs: int,
     cost_runs: int,
     real_routers: bool,
+    prompts: int,
     arms: str,
 ) -> None:
-    """Run workload NAME (tool-pause, hold, no-pressure, handoff, fan-out, forecast, saver) with all arms interleaved.
+    """Run workload NAME with all arms interleaved.
+
+    NAME: tool-pause, hold, no-pressure, handoff, fan-out, forecast, saver, tiers or kv-quality.
 
     The exit status is 0 whatever the figures say; it is not 0 when the run itself failed.
     """
@@ -70,6 +74,7 @@ def bench(
             runs=runs,
             cost_runs=cost_runs,
             real_routers=real_routers,
+            prompts=prompts,
             arms=tuple(filter(None, (part.strip() for part in arms.split(",")))),
         )
         result = run_bench(name, options, lambda text: progress.log(text, highlight=False))
