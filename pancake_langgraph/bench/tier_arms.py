@@ -186,11 +186,14 @@ def _misses(results: Sequence[GroupResult]) -> dict[str, int]:
 
 
 def _as_from_pool(results: Sequence[GroupResult]) -> dict[str, str]:
-    """Say how often an arm's answer began with the words of the answer from the pool in the same repeat."""
+    """Say how often an arm's answer began with the words of the answer from the pool in the same repeat.
+
+    Main memory is left out: in a server that packs, it has been filled from the store below.
+    """
     said: dict[str, str] = {}
     for arm in TierArm:
         pairs = [repeat for _, repeat in _each(results, arm) if TierArm.L0 in repeat]
-        if pairs and arm is not TierArm.L0:
+        if pairs and arm not in (TierArm.L0, TierArm.L1):
             said[str(arm)] = f"{sum(one[arm].words == one[TierArm.L0].words for one in pairs)} of {len(pairs)}"
     return said
 

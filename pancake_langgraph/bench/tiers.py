@@ -11,7 +11,7 @@ import asyncio
 import datetime
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib import metadata
@@ -49,8 +49,9 @@ _TEXT_SEED: Final = 5_000
 _REQUEST_S: Final = 300.0
 _TIER_S: Final = 60.0
 _STORE_ATTEMPTS: Final = 5
-#: The lower store is taken to be done when what it holds stays the same for so many looks, one every so many seconds.
-_QUIET_LOOKS, _LOOK_S = 4, 0.1
+_CLEAR_ATTEMPTS: Final = 50
+#: The lower store is taken to be done when nothing waits and its size stays for so many looks, each so many seconds.
+_QUIET_LOOKS, _LOOK_S = 3, 0.1
 _LONGEST_STORE_S: Final = 60.0
 
 
@@ -177,7 +178,7 @@ class _Stage:
             await self._reset()
             await self._ask(prompt)
             after = await self._quiet_bytes()
-            await self._tier.clear_host()
+            await self._empty_host()
             report = await self._tier.prefetch(prompt)
             if report.total_chunks and report.found_chunks >= report.total_chunks:
                 return _Stored(after - before, report.total_chunks * self._servers.plan.chunk_tokens)
@@ -188,18 +189,17 @@ class _Stage:
 
     async def measure(self, arm: TierArm, prompt: TokenPrefix) -> TierSample:
         """Time the prompt with its KV in the place of `arm`."""
-        if arm is TierArm.COLD:
-            cold = TokenPrefix(prompt.token_ids, f"{prompt.cache_salt}-cold")
+        if arm in (TierArm.COLD, TierArm.L0):
+            # Under salts of their own: what comes back from a store that packs is not what was computed.
             await self._reset()
-            sample = await self._ask(cold)
-            await self._quiet_bytes()  # what it stores is not to be in the way of the next arm
-            return sample
-        if arm is TierArm.L0:
-            await self._ask(prompt)
-            return await self._ask(prompt)
-        await self._tier.prefetch(prompt)
-        if arm is not TierArm.L1:
-            await self._tier.clear_host()
+            fresh = TokenPrefix(prompt.token_ids, f"{prompt.cache_salt}-{arm}")
+            sample = await self._ask(fresh)
+            await self._quiet_bytes()  # what it stores is not to be in the way of what comes next
+            return sample if arm is TierArm.COLD else await self._ask(fresh)
+        if arm is TierArm.L1:
+            await self._tier.prefetch(prompt)
+        else:
+            await self._empty_host()
         await self._reset()
         return await self._ask(prompt)
 
@@ -213,9 +213,27 @@ class _Stage:
         while quiet < _QUIET_LOOKS and time.monotonic() < deadline_s:
             await asyncio.sleep(_LOOK_S)
             now = await asyncio.to_thread(self._servers.stored_bytes)
-            quiet = quiet + 1 if now == seen else 0
+            busy = (await self._host_state()).pending_stores
+            quiet = quiet + 1 if now == seen and not busy else 0
             seen = now
         return seen
+
+    async def _empty_host(self) -> None:
+        """Empty main memory; what is still being read or written there is waited for.
+
+        Raises:
+            TierError: if something stays.
+        """
+        for _ in range(_CLEAR_ATTEMPTS):
+            await self._tier.clear_host()
+            if not (left := (await self._host_state()).objects):
+                return
+            await asyncio.sleep(_LOOK_S)
+        raise TierError(f"{self.group.lower}: main memory still holds {left} objects after {_CLEAR_ATTEMPTS} clearings")
+
+    async def _host_state(self) -> HostState:
+        answer = await self._client.get(f"{self._servers.tier.url}/status")
+        return host_state(answer.json() if answer.is_success else None)
 
     async def _ask(self, prompt: TokenPrefix) -> TierSample:
         """Send the prompt; the time runs until the first piece of the answer."""
@@ -247,6 +265,31 @@ class _Stage:
         if first_s is None:
             raise MalformedStream("/v1/completions: got an answer without any token; see the engine's log")
         return TierSample(first_s, cached_tokens, "".join(words))
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """What a cache server says: objects in its main memory, and those that have yet to be written below it."""
+
+    objects: int
+    pending_stores: int
+
+
+def host_state(status: object) -> HostState:
+    """Read the answer to `GET /status`.
+
+    Raises:
+        TierError: if it has another form.
+    """
+    try:
+        if not isinstance(status, Mapping):
+            raise TypeError
+        manager = status["storage_manager"]
+        store = manager["store_controller"]
+        pending = int(store["pending_keys_count"]) + int(store["in_flight_task_count"])
+        return HostState(int(manager["l1_manager"]["total_object_count"]), pending)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise TierError("/status: got no counts of objects and stores; is this a tested version of LMCache?") from exc
 
 
 def _piece(line: str) -> dict[str, Any]:

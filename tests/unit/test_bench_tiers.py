@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pancake_langgraph._errors import ConfigError
+from pancake_langgraph._errors import ConfigError, TierError
 from pancake_langgraph.bench.options import BenchOptions
 from pancake_langgraph.bench.readme import render_block
 from pancake_langgraph.bench.schema import BenchResult
@@ -24,7 +24,7 @@ from pancake_langgraph.bench.tier_arms import (
     tier_summary,
 )
 from pancake_langgraph.bench.tier_servers import group_tier_plan, own_adapter, with_adapter
-from pancake_langgraph.bench.tiers import TiersPlan, tiers_result
+from pancake_langgraph.bench.tiers import HostState, TiersPlan, host_state, tiers_result
 from pancake_langgraph.bench.workloads import run_bench, servers_plan
 from pancake_langgraph.launch.lmcache_command import TierPlaces, lmcache_command
 from pancake_langgraph.launch.process import Command
@@ -158,6 +158,15 @@ def test_each_server_has_one_store_below_main_memory(group: TierGroup, tmp_path:
     assert said.get("serde", {}).get("type") == ("fp8" if group.codec == "lmcache-fp8" else None)
     if wanted == "plugin":
         assert said["adapter_params"]["codec"] == group.codec
+
+
+def test_what_the_cache_server_has_yet_to_write_is_read_from_its_status() -> None:
+    store = {"pending_keys_count": 2, "in_flight_task_count": 1}
+    status = {"storage_manager": {"l1_manager": {"total_object_count": 7}, "store_controller": store}}
+    assert host_state(status) == HostState(objects=7, pending_stores=3)
+    for wrong in (None, {}, {"storage_manager": {"l1_manager": {}}}):
+        with pytest.raises(TierError, match="/status"):
+            host_state(wrong)
 
 
 def test_another_adapter_takes_the_place_of_those_that_are_there() -> None:
