@@ -173,7 +173,7 @@ def connect(host: str, port: int, *, user: str = "", password: str = "", connect
         max_connections=connections,
         retry=Retry(NoBackoff(), 1),  # a connection that a restarted server closed
     )
-    return redis.Redis(connection_pool=pool)
+    return redis.Redis.from_pool(pool)  # closes the pool with the client
 
 
 def name_of(identity: Identity) -> str:
