@@ -36,7 +36,7 @@ _MIN_SHM_BYTES: Final = 512 * 1024**2
 _PROBE_LIMIT_S: Final = 20.0
 _STATUS_LIMIT_S: Final = 5.0
 #: What a disk tier counts without anything being wrong.
-_EVERYDAY: Final = frozenset({"evicted", "gone"})
+_EVERYDAY: Final = frozenset({"evicted", "gone", "kept_exact_no_gain"})
 _SHM: Final = Path("/dev/shm")  # noqa: S108 -- the fixed mount point of POSIX shared memory
 
 
@@ -263,7 +263,9 @@ def disk_tier_checks(status: dict[str, Any]) -> list[CheckResult]:
             results.append(CheckResult("stored KV", "warn", f"{kind} serves what it reads without checking it", fix))
             continue
         troubles = ", ".join(f"{name} {count}" for name, count in counts.items() if name not in _EVERYDAY)
-        found = f"{kind} checks what it serves"
+        codec = adapter.get("codec", "exact")
+        packed = "" if codec == "exact" else f" and keeps it in {codec}"
+        found = f"{kind} checks what it serves{packed}"
         if troubles:
             fix = "look at the disk and at who writes there; the counts are explained in docs/tiers.md"
             results.append(CheckResult("stored KV", "warn", f"{found}; since its start: {troubles}", fix))

@@ -165,6 +165,21 @@ def test_extra_body_is_merged_from_model_and_call() -> None:
     assert "extra_body" not in first
 
 
+def test_the_codec_of_an_agents_kv_is_part_of_its_salt() -> None:
+    with WireServer() as server:
+        model(server).invoke("hi")
+        model(server, cache_salt="s", kv_codec="int4").invoke("hi")
+        model(server, kv_codec="int4").invoke("hi", kv_codec="exact")
+        model(server, kv_codec="int8").invoke("hi", extra_body={"cache_salt": "t"})
+        with pytest.raises(ConfigError, match="exact, int8, int4"):
+            model(server).invoke("hi", kv_codec="fp8")
+        with pytest.raises(ValueError, match="kv_codec"):
+            model(server, kv_codec="int2")
+        bodies = [request.body for request in server.chats]
+    assert [body.get("cache_salt") for body in bodies] == [None, "s!int4", "!exact", "t!int8"]
+    assert not any("kv_codec" in body for body in bodies)
+
+
 def test_every_call_streams_and_asks_for_usage() -> None:
     with WireServer() as server:
         model(server).invoke("hi")

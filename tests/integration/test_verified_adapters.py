@@ -6,6 +6,7 @@ import contextlib
 import json
 import select
 import socket
+import threading
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -15,12 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its imports warn
     from lmcache.v1.distributed.api import ObjectKey
     from lmcache.v1.distributed.l2_adapters import create_l2_adapter
     from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+    from lmcache.v1.memory_management import MemoryObjMetadata, TensorMemoryObj
 
 KEYS = [ObjectKey(bytes([number]) * 32, "/models/small", 0x01000100, 0, "tenant-a") for number in range(1, 5)]
 PAYLOADS = [bytes([number]) * 70_000 for number in range(1, 5)]
@@ -183,6 +186,8 @@ def test_what_cannot_be_stored_or_read_at_all_is_counted_and_the_adapter_goes_on
         {"key_file": 5},
         {"key_file": "/nowhere/key"},
         {"max_capacity": 1},
+        {"codec": "int2"},
+        {"codec": 8},
     ],
     ids=str,
 )
@@ -192,7 +197,15 @@ def test_settings_that_cannot_work_are_refused(on_disk: Callable[..., Server], b
 
 
 def test_settings_of_the_redis_tier_that_cannot_work_are_refused() -> None:
-    for bad in ({"host": ""}, {"port": 0}, {"port": "6379"}, {"num_workers": 0}, {"key_file": 5}, {"user": "x"}):
+    for bad in (
+        {"host": ""},
+        {"port": 0},
+        {"port": "6379"},
+        {"num_workers": 0},
+        {"key_file": 5},
+        {"user": "x"},
+        {"codec": ""},
+    ):
         with pytest.raises(ValueError, match="allowed"):
             Server("redis_adapter", "VerifiedRedisAdapter", {"host": "127.0.0.1", "port": 6379} | bad)
 
@@ -240,3 +253,60 @@ def test_a_spoiled_value_in_redis_is_a_counted_miss_and_is_written_again(
         assert server.load(tenants) == PAYLOADS[:2]
         if how in ("flipped", "zeroed", "swapped", "foreign"):
             assert server.counts["removed"] == 1
+
+
+def memory_object(tensor: torch.Tensor) -> Any:
+    """Return LMCache's own object around a tensor."""
+    shapes, dtypes = [tensor.shape], [tensor.dtype]
+    facts = MemoryObjMetadata(tensor.shape, tensor.dtype, 0, tensor.nbytes, 1, shapes=shapes, dtypes=dtypes)
+    return TensorMemoryObj(tensor.view(-1).view(torch.uint8), facts, None)
+
+
+def test_both_adapters_pack_lmcaches_objects_in_threads_of_their_own(
+    on_disk: Callable[..., Server], on_tcp: Any, key_params: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pancake_kernels.kv_codec.cpu import CpuBackend
+
+    on_tcp.reset()
+    seen: set[tuple[str, int]] = set()
+    plain = CpuBackend.quantize
+
+    def quantize(self: CpuBackend, source: Any, plane: Any) -> None:
+        seen.add((threading.current_thread().name.split("_")[0], torch.get_num_threads()))
+        plain(self, source, plane)
+
+    monkeypatch.setattr(CpuBackend, "quantize", quantize)
+    place = {"host": "127.0.0.1", "port": on_tcp.port, "codec": "int4"}
+    redis = Server("redis_adapter", "VerifiedRedisAdapter", place | key_params)
+    kv = torch.randn(2, 3, 64, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with contextlib.closing(redis.adapter), on_tcp.client() as client:
+        disk = on_disk(codec="int4", **key_params)
+        seen.clear()  # the trial of the codec
+        for server in (disk, redis):
+            assert server.run_store(KEYS[:1], [memory_object(kv.clone())])
+            assert server.lookup(KEYS[:2]) == [True, False]
+            back = torch.zeros_like(kv)
+            task = server.adapter.submit_load_task(KEYS[:1], [memory_object(back)])
+            while (loaded := server.adapter.query_load_result(task)) is None:
+                server._await(server.adapter.get_load_event_fd())
+            assert loaded.test(0)
+            assert 0 < float((back - kv).abs().max()) < 0.3
+            assert server.adapter.report_status()["codec"] == "int4"
+            assert server.counts == {}
+        assert 0.2 < disk.adapter.get_usage().total_bytes_used / kv.nbytes < 0.32
+        assert client.strlen(client.keys("*")[0]) < 0.32 * kv.nbytes
+        redis.adapter.delete(KEYS[:1])
+        assert redis.lookup(KEYS[:1]) == [False]
+    assert {count for name, count in seen if name == "pancake-store"} == {1}
+
+
+def test_a_cache_server_starts_without_its_shared_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    server = Server("redis_adapter", "VerifiedRedisAdapter", {"host": "127.0.0.1", "port": port})
+    with contextlib.closing(server.adapter):
+        assert server.lookup(KEYS) == [False] * 4
+        assert server.load(KEYS[:1]) == [None]
+        assert not server.store(KEYS[:1], PAYLOADS[:1])
+        assert server.counts["server_lost"] == 1
+        assert not server.adapter.report_status()["is_reachable"]

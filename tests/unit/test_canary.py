@@ -152,6 +152,7 @@ def test_every_place_is_asked_once_and_none_finds_its_answer_in_the_pool() -> No
     assert cold == pool
     assert len({cold.cache_salt, host.cache_salt, disk.cache_salt}) == 3
     assert host_salt == disk_salt == cold.cache_salt
+    assert all(salt.endswith("!exact") for salt in (host_salt, pool.cache_salt, cold.cache_salt))
     assert cold.num_tokens == canary_tokens(CHUNK) > STORED
 
 

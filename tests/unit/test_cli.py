@@ -150,12 +150,17 @@ def test_up_stops_quietly_on_ctrl_c(monkeypatch: pytest.MonkeyPatch, model_dir: 
     monkeypatch.setenv("PANCAKE_CACHE_DIR", str(model_dir / "cache"))
     monkeypatch.setattr(up_module, "Stack", FakeStack)
     monkeypatch.setattr(up_module.time, "sleep", interrupt)
-    disk = ["--l2-dir", str(model_dir / "kv"), "--l2-bytes", "20000000", "--l2-adapter", "plain"]
-    outcome = CliRunner().invoke(pancake, ["up", "--model", str(model_dir), *disk])
+    disk = ["--l2-dir", str(model_dir / "kv"), "--l2-bytes", "20000000", "--l2-codec", "int4"]
+    shared = ["--l3-url", "redis://127.0.0.1:6379"]
+    outcome = CliRunner().invoke(pancake, ["up", "--model", str(model_dir), *disk, *shared])
     assert outcome.exit_code == 0
     assert "stopping" in outcome.stderr
     tier = FakeStack.plans[-1].tier
-    assert (tier.l2_dir, tier.l2_bytes, tier.l2_adapter) == (model_dir / "kv", 20_000_000, "plain")
+    assert (tier.l2_dir, tier.l2_bytes, tier.l2_adapter) == (model_dir / "kv", 20_000_000, "verified")
+    assert (tier.l2_codec, tier.l3_url) == ("int4", "redis://127.0.0.1:6379")
+    CliRunner().invoke(pancake, ["up", "--model", str(model_dir), "--l2-adapter", "plain"])
+    tier = FakeStack.plans[-1].tier
+    assert (tier.l2_adapter, tier.l2_codec, tier.l3_url) == ("plain", "exact", None)
 
 
 def test_up_refuses_a_folder_without_a_model(tmp_path: Path) -> None:

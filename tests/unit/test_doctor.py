@@ -137,6 +137,7 @@ def test_the_disk_tier_is_named_with_what_it_had_to_refuse() -> None:
     assert [result.status for result in found(verified, refusing, {"type": "FSL2Adapter"})] == ["ok", "warn", "warn"]
     assert "refused_damaged 2" in found(refusing)[0].found
     assert "evicted" not in found(refusing)[0].found
+    assert "serves and keeps it in int8" in found({**verified, "codec": "int8"})[0].found
     assert "FSL2Adapter" in found({"type": "FSL2Adapter"})[0].found
     assert _checks.disk_tier_checks({}) == _checks.disk_tier_checks({"storage_manager": None}) == found() == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +110,49 @@ def test_salts_stay_apart_and_are_ones_that_the_server_takes(first: str, second:
 def test_the_library_looks_where_the_engine_stores(identity: str, salt: str | None) -> None:
     assert naming.tier_salt(identity, salt) == tier_salt(identity, salt)
     assert naming.tier_salt(None, salt) == (salt or "")
+
+
+def test_a_codec_at_the_end_of_a_salt_moves_to_the_identity() -> None:
+    assert tier_salt("w1", "!int4") == "w1!int4"
+    assert tier_salt("w1", naming.with_codec("tenant", "int8")) == "w1!int8.tenant"
+    assert tier_salt("w1", naming.with_codec(None, "exact"), adapter="a1") == "w1!exact+a1"
+    assert tier_salt("w1", 90 * "x" + "!int4").startswith("w1!int4~")
+    assert tier_salt("w1", "tenant!int2") == "w1.tenant!int2"
+    assert tier_salt("w1", "a!int4!int8") == "w1!int8.a!int4"
+    found = {tier_salt("w1", salt) for salt in (None, "!int4", "int4", "!int8", "!exact", ".!int4", "a!int4", "a")}
+    assert len(found) == 8
+
+
+@given(st.one_of(st.none(), st.text(max_size=90)), st.sampled_from(["exact", "int8", "int4"]))
+def test_the_library_looks_for_packed_kv_where_the_engine_stores(salt: str | None, codec: naming.KVCodec) -> None:
+    named = naming.with_codec(salt, codec)
+    assert naming.tier_salt("w1", named) == tier_salt("w1", named)
+    assert naming.tier_salt("w1", named).startswith(f"w1!{codec}")
+    assert naming.tier_salt("w1", named) != naming.tier_salt("w1", salt)
+
+
+@pytest.mark.parametrize(
+    ("isa", "head_size", "block_size", "order"),
+    [
+        ("vec", 64, 64, "-v64x64"),
+        ("vec16", 80, 16, "-v80x16"),
+        ("amx", 128, 32, "-a128x32"),
+        ("neon", 64, 32, "-neon64x32"),
+    ],
+)
+def test_the_order_of_a_cpu_engines_kv_is_part_of_its_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa: str, head_size: int, block_size: int, order: str
+) -> None:
+    config = engine_config(str(model_folder(tmp_path / "m")))
+    plain = engine_identity(config)
+    config.device_config = SimpleNamespace(device_type="cpu")
+    config.cache_config.block_size = block_size
+    config.model_config.get_head_size = lambda: head_size
+    attention = SimpleNamespace(_get_attn_isa=lambda dtype, block, head, kv: isa)
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.cpu_attn", attention)
+    assert engine_identity(config) == plain + order
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.cpu_attn", SimpleNamespace())
+    assert engine_identity(config) != engine_identity(config)  # not known: nobody else's
 
 
 # -- adapters -----------------------------------------------------------------------------------------------------

@@ -166,6 +166,47 @@ def test_the_disk_tier_may_be_encrypted_or_lmcaches_own(tmp_path: Path) -> None:
         TierPlan(l2_adapter="plain", l2_key_file=key)
 
 
+def test_a_shared_tier_comes_after_the_disk_and_its_password_is_not_in_the_arguments(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    url = "redis://me:pass%40word@cache.example:6380"
+    command = lmcache_command(TierPlan(l2_codec="int8", l3_url=url, l2_key_file=key), TIER_PLACES, device="cpu")
+    places = [index for index, word in enumerate(command.argv) if word == "--l2-adapter"]
+    disk, shared = [json.loads(command.argv[place + 1]) for place in places]
+    assert (disk["class_name"], shared["class_name"]) == ("VerifiedDiskAdapter", "VerifiedRedisAdapter")
+    assert shared["module_path"] == "pancake_lmcache.redis_adapter"
+    assert shared["adapter_params"] == {
+        "host": "cache.example",
+        "port": 6380,
+        "codec": "int8",
+        "key_file": str(key.resolve()),
+    }
+    assert disk["adapter_params"]["codec"] == "int8"
+    assert command.env["LMCACHE_RESP_USERNAME"] == "me"
+    assert command.env["LMCACHE_RESP_PASSWORD"] == "pass@word"
+    assert "word" not in " ".join(command.argv)
+    open_server = TierPlan(l2=False, l3_url="redis://127.0.0.1:6379/")
+    alone = lmcache_command(open_server, replace(TIER_PLACES, l2_dir=None), device="cpu")
+    assert alone.argv.count("--l2-adapter") == 1
+    assert not [name for name in alone.env if name.startswith("LMCACHE_RESP")]
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:6379", "redis://127.0.0.1", "redis://:secret@/0", "rediss://h:1", "redis://h:1/2", "redis://h:x"]
+)
+def test_an_address_that_is_no_redis_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="redis://") as caught:
+        TierPlan(l3_url=url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_codec_needs_the_verified_adapter() -> None:
+    with pytest.raises(ConfigError, match="verified"):
+        TierPlan(l2_adapter="plain", l2_codec="int4")
+    with pytest.raises(ConfigError, match="exact, int8, int4"):
+        TierPlan(l2_codec="fp8")  # type: ignore[arg-type]
+
+
 def test_without_a_disk_tier_there_is_no_adapter() -> None:
     argv = lmcache_command(TierPlan(l2=False), replace(TIER_PLACES, l2_dir=None), device="cpu").argv
     assert "--l2-adapter" not in argv

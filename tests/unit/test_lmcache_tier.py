@@ -77,6 +77,12 @@ async def test_a_prefetch_waits_for_its_end_and_counts_chunks(stub: Stub, tier: 
     assert [call.path for call in stub.calls[1:]] == ["/cache/prefetches/job-1"] * 3
 
 
+async def test_a_prefetch_looks_for_kv_of_the_agents_own_codec(stub: Stub, tier: Tier) -> None:
+    tier.identify("w1")
+    await tier.prefetch(TokenPrefix(PREFIX.token_ids, "salt!int4"))
+    assert stub.calls[0].body["cache_salt"] == "w1!int4.salt"
+
+
 async def test_keys_of_several_groups_are_counted_as_chunks(stub: Stub, tier: Tier) -> None:
     stub.completed |= {"found_keys": 4, "total_keys": 8}
     assert (await tier.prefetch(PREFIX)).found_chunks == 2
