@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _CONNECT_S: Final = 0.5
 _ANSWER_S: Final = 1.0
-_PAUSE_S: Final = 1.0
+#: How long a server that was lost is left alone: at first, and at most; doubled each time it is not back.
+_MIN_PAUSE_S: Final = 1.0
+_MAX_PAUSE_S: Final = 30.0
 _Result = TypeVar("_Result")
 
 
@@ -40,6 +42,7 @@ class RedisValues:
         self._counts = counts
         self._lock = threading.Lock()
         self._down_until_s = 0.0
+        self._pause_s = _MIN_PAUSE_S
 
     @property
     def is_down(self) -> bool:
@@ -147,13 +150,18 @@ class RedisValues:
             self._counts.add("server_skipped")
             return default
         try:
-            return call(self._client)
+            answer = call(self._client)
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             self._counts.add("server_lost", detail=type(error).__name__)
             with self._lock:
-                self._down_until_s = time.monotonic() + _PAUSE_S
+                self._down_until_s = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         except redis.RedisError as error:  # it answers, but refuses: no room, another type, no right
             self._counts.add("server_refused", detail=type(error).__name__)
+        else:
+            with self._lock:
+                self._pause_s = _MIN_PAUSE_S
+            return answer
         return default
 
 
@@ -171,7 +179,9 @@ def connect(host: str, port: int, *, user: str = "", password: str = "", connect
         socket_connect_timeout=_CONNECT_S,
         socket_timeout=_ANSWER_S,
         max_connections=connections,
-        retry=Retry(NoBackoff(), 1),  # a connection that a restarted server closed
+        timeout=_ANSWER_S,
+        # Once more on a connection that a restarted server closed; not on one that gave no answer in time.
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )
     return redis.Redis.from_pool(pool)  # closes the pool with the client
 

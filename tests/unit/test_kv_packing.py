@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -306,8 +308,36 @@ def test_a_server_that_is_lost_costs_misses_and_is_found_again(
         assert counts.snapshot() == {"gone": 1, "server_lost": 1, "server_skipped": 2, "store_failed": 1}
     finally:
         tcp_valkey.start()
-    later = time.monotonic() + 60.0
-    monkeypatch.setattr(values_module.time, "monotonic", lambda: later)
+    later_s = time.monotonic() + 60.0
+    monkeypatch.setattr(values_module, "time", SimpleNamespace(monotonic=lambda: later_s))
     assert tier.store(kv) is not None
     assert tier.load(kv) is not None
+    client.close()
+
+
+def test_a_server_that_freezes_costs_one_deadline_and_then_nothing(
+    tcp_valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tcp_valkey.reset()
+    now_s = time.monotonic()
+    monkeypatch.setattr(values_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(values_module, "_ANSWER_S", 0.05)
+    counts, kv = Counts("test"), chunk()
+    client: Any = connect("127.0.0.1", tcp_valkey.port)
+    values = RedisValues(client, Sealer(), counts)
+    tier = Tier(values, Packer("int8", counts), counts, lambda _: None, lambda *_: None)
+    os.kill(tcp_valkey.pid, signal.SIGSTOP)
+    try:
+        for lost, pause_s in enumerate((1.0, 2.0, 4.0), start=1):
+            assert not tier.has()
+            assert not tier.has()
+            assert (counts["server_lost"], counts["server_skipped"]) == (lost, lost)
+            now_s += pause_s
+    finally:
+        os.kill(tcp_valkey.pid, signal.SIGCONT)
+    client.connection_pool.connection_kwargs["socket_timeout"] = 60.0
+    client.connection_pool.disconnect()
+    assert tier.store(kv)
+    assert tier.load(kv) is not None
+    assert not values.is_down
     client.close()
