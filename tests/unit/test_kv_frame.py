@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pancake_lmcache.frame import VERSION, Identity, Refusal, Refused, Sealer, read_header, read_key_file
+from pancake_lmcache.frame import (
+    CODEC_INT8,
+    CODEC_RAW,
+    VERSION,
+    Identity,
+    Refusal,
+    Refused,
+    Sealer,
+    read_header,
+    read_key_file,
+)
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 CHUNK = Identity(model="/models/small", kv_rank=0x01000100, object_group=0, chunk_hash=b"\x01" * 32, salt="tenant a")
@@ -110,6 +120,22 @@ def test_other_versions_codecs_and_keys_are_told_apart_from_damage() -> None:
         assert refusal(reader, CHUNK, sealed(Sealer(KEY), CHUNK, b"kv")) is Refusal.KEY
     kept = {kind for kind in Refusal if kind.may_be_of_use}
     assert kept == {Refusal.VERSION, Refusal.CODEC, Refusal.KEY}
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)], ids=["checksum", "key"])
+def test_a_packed_body_is_for_those_who_ask_for_its_codec_and_shorter_than_what_it_holds(key: bytes | None) -> None:
+    sealer, one = Sealer(key), Identity("m", 1, 0, b"h", "s")
+    split = sealer.header_bytes(one)
+    whole = b"".join(sealer.seal(one, b"packed", codec=CODEC_INT8, raw_bytes=7))
+    assert refusal(sealer, one, whole) is Refusal.CODEC
+    both = (CODEC_RAW, CODEC_INT8)
+    assert bytes(sealer.open(one, whole[:split], whole[split:], codecs=both)) == b"packed"
+    assert read_header(whole).raw_bytes == 7
+    for raw_bytes in (0, 6):
+        odd = b"".join(sealer.seal(one, b"packed", codec=CODEC_INT8, raw_bytes=raw_bytes))
+        with pytest.raises(Refused) as caught:
+            sealer.check_header(one, odd[:split], total_bytes=len(odd), codecs=both)
+        assert caught.value.refusal is Refusal.SIZE
 
 
 def test_an_encrypted_object_shows_nothing_of_its_payload_and_never_looks_the_same() -> None:
