@@ -355,9 +355,9 @@ async def test_the_generic_adapter_sends_no_private_fields():
         seen = []
         inner = server.engine.warm
 
-        async def spy(prefix, *, priority):
+        async def spy(prefix, *, priority, hints=None):
             seen.append(priority)
-            return await inner(prefix, priority=priority)
+            return await inner(prefix, priority=priority, hints=hints)
 
         server.engine.warm = spy
         for kind, priority in ((OpenAIEngine, 0), (VllmEngine, 7)):
