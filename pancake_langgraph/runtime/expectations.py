@@ -51,7 +51,7 @@ class Expectation:
     started run before the call.  `full_prompt` is what agent `came_from` would read that comes back and keeps its
     history.  `origin` is the namespace of the execution that an expected successor was foretold from, `is_choice` says
     that this one leads one way only.  `pool_hint_id` is its hint on the engine's pool, which holds `pool_held_tokens`
-    until `pool_held_until_s` (`None`: not held).
+    of the `pool_asked_tokens` that it was asked for until `pool_held_until_s` (`None`: not held).
     """
 
     place: Place
@@ -85,6 +85,7 @@ class Expectation:
     origin: str = ""
     is_choice: bool = False
     pool_hint_id: str | None = None
+    pool_asked_tokens: int = 0
     pool_held_tokens: int = 0
     pool_held_until_s: float | None = None
 

@@ -49,12 +49,11 @@ class HintDesk:
 
     def is_held(self, expectation: Expectation) -> bool:
         """Say whether the engine holds all that is expected, and for some time to come."""
+        return self._is_in_force(expectation) and expectation.pool_held_tokens >= expectation.edge_tokens
+
+    def _is_in_force(self, expectation: Expectation) -> bool:
         until_s = expectation.pool_held_until_s
-        return (
-            until_s is not None
-            and until_s - self._state.clock.now_s() > RENEW_S
-            and expectation.pool_held_tokens >= expectation.edge_tokens
-        )
+        return until_s is not None and until_s - self._state.clock.now_s() > RENEW_S
 
     def for_call(self, run_id: UUID) -> PoolHints:
         """Return the hints for a call that may ask for a tool.  May be called from any thread."""
@@ -100,16 +99,22 @@ class HintDesk:
         self._publish()
 
     def compose(self, expectation: Expectation, *, eta_s: float | None) -> PoolHints:
-        """Return the hints for a request that reads what `expectation` expects."""
+        """Return the hints for a request that reads what `expectation` expects.
+
+        What the engine has clipped is not asked for again while that hold is in force: contexts that do not fit under
+        the cap together would only take it from each other, in turns.
+        """
         if expectation.pool_hint_id is None:
             expectation.pool_hint_id = f"{self._runtime}-{next(self._numbers)}"
+        is_answered = self._is_in_force(expectation) and expectation.pool_asked_tokens == expectation.edge_tokens
         hold = HoldHint(
             expectation.pool_hint_id,
             expectation.edge_tokens,
             hold_ttl_s(eta_s, longest_s=self._state.settings.action_ttl_s),
             hold_priority(eta_s),
         )
-        return replace(self._waiting, hold=hold)
+        is_clipped = is_answered and expectation.pool_held_tokens < expectation.edge_tokens
+        return replace(self._waiting, hold=None if is_clipped else hold)
 
     def answered(self, expectation: Expectation, hints: PoolHints, answers: tuple[HintAnswer, ...]) -> None:
         """Take in what the engine said; without an answer nothing is held."""
@@ -127,6 +132,7 @@ class HintDesk:
     def _held(self, expectation: Expectation, hold: HoldHint, answer: HintAnswer) -> None:
         if answer.state not in (HintState.ACCEPTED, HintState.CLIPPED) or expectation.prefix is None:
             return
+        expectation.pool_asked_tokens = hold.num_tokens
         expectation.pool_held_tokens = answer.num_tokens
         expectation.pool_held_until_s = self._state.clock.now_s() + hold.ttl_s
         if expectation not in self._state.expectations:  # its call came, or never will: the hold came late

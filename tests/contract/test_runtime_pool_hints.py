@@ -114,13 +114,15 @@ async def test_the_same_pause_takes_many_requests_without_hints() -> None:
         assert len(bed.stub.said) > 1
 
 
-async def test_a_context_that_the_engine_does_not_hold_is_kept_by_requests(narrow_bed: StubBed) -> None:
-    """Its hint is clipped to less than a prompt: what goes is brought back before the call."""
+async def test_what_does_not_fit_under_the_cap_is_asked_once_and_then_read_again_as_without_hints(
+    narrow_bed: StubBed,
+) -> None:
     bed = narrow_bed
     await run(attach(tool_loop(bed, pressed(bed, 12)), runtime=bed.runtime))
     first, second = chats(bed)
     assert second.cached_tokens >= first.prompt_tokens // 16 * 16
-    assert bed.actions(ActionState.SUBMITTED)
+    assert answers(bed).count((HintVerb.HOLD, HintState.CLIPPED)) == 1
+    assert len(bed.stub.said) > 1
 
 
 async def test_without_pressure_nothing_is_sent(bed: StubBed) -> None:
