@@ -80,14 +80,14 @@ def open_bed() -> Iterator[Bed]:
         assert runtime.ledger.statistics().open_actions == 0
 
 
-def tool_loop(bed: Bed, pause: Any, *, checkpointer: Any = True) -> Any:
+def tool_loop(bed: Bed, pause: Any, *, checkpointer: Any = True, **fields: Any) -> Any:
     @tool
     async def look(q: str) -> str:
         """Look it up."""
         await pause()
         return "found"
 
-    model = bed.model().bind_tools([look])
+    model = bed.model(**fields).bind_tools([look])
 
     async def agent(state: State) -> dict[str, Any]:
         return {"messages": [await model.ainvoke([SystemMessage(WORDS), *state["messages"]])]}

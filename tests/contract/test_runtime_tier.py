@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,15 +13,16 @@ import pytest
 
 from pancake_langgraph._types import TokenPrefix
 from pancake_langgraph.config import RuntimeSettings
-from pancake_langgraph.engines.base import Capabilities, Recital
+from pancake_langgraph.engines.base import Capabilities, Recital, WarmReport
 from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
 from pancake_langgraph.ledger import BreakerChanged
-from pancake_langgraph.runtime import Runtime
+from pancake_langgraph.runtime import Runtime, attach
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from pancake_langgraph.testing.fake_server import FakeEngineServer
 from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
 from pancake_langgraph.tiers.canary import canary_chunks
 from pancake_langgraph.tiers.null import NullTier
+from tests.contract.runtime_bed import run, stub_bed, tool_loop, until
 
 CHUNK = 32
 NUM_CHUNKS = canary_chunks(CHUNK)
@@ -138,3 +140,32 @@ def test_a_bug_while_proving_is_counted_and_costs_the_proof_only() -> None:
         assert eventually(lambda: bed.runtime.statistics().failed_signals == 1)
         assert bed.reader.judged == ()
         assert bed.breaker_reasons() == []
+
+
+async def test_the_codec_of_an_agents_kv_goes_with_its_warm_requests_and_prefetches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+    plain_warm = BridgedEngine.warm
+
+    class Watched(Memory):
+        async def prefetch(self, prefix: TokenPrefix) -> PrefetchReport:
+            asked.append(("prefetch", prefix.cache_salt))
+            return await super().prefetch(prefix)
+
+    async def warm(self: BridgedEngine, prefix: TokenPrefix, **more: Any) -> WarmReport:
+        asked.append(("warm", prefix.cache_salt))
+        return await plain_warm(self, prefix, **more)
+
+    monkeypatch.setattr(BridgedEngine, "warm", warm)
+    with stub_bed(Watched(), tier_url="http://127.0.0.1:1", tier_model="m") as bed:
+
+        async def pause() -> None:
+            sent = bed.stub.warms
+            await asyncio.to_thread(bed.press, prompts=4)
+            await until(lambda: bed.stub.warms > sent)
+
+        graph = tool_loop(bed, pause, cache_salt="tenant", kv_codec="int4")
+        await run(attach(graph, runtime=bed.runtime))
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+    assert set(asked) == {("prefetch", "tenant!int4"), ("warm", "tenant!int4")}
