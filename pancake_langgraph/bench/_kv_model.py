@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils import logging as transformers_logging
 
 from pancake_kernels.kv_codec import codec_for
 from pancake_langgraph._errors import ConfigError
@@ -40,6 +41,7 @@ def distances(
         ConfigError: if a prompt has no whole chunk.
     """
     torch.set_num_threads(num_threads)
+    transformers_logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=_DTYPES[dtype]).eval()
     for prompt in prompts:

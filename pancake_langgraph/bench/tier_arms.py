@@ -42,16 +42,19 @@ TIER_ARM_TEXT: Final[Mapping[TierArm, str]] = {
     TierArm.L3_INT4: "in Valkey, VerifiedRedisAdapter, in 4 bits",
     TierArm.L3_LMCACHE_RESP: "in Valkey, LMCache's own adapter `resp`, no checks",
 }
-Codec = Literal["exact", "int8", "int4", "lmcache", "lmcache-fp8"]
 
 
 @dataclass(frozen=True, slots=True)
 class TierGroup:
-    """One cache server: the arm of the store below its main memory, where that is, and how KV is written there."""
+    """One cache server: the arm of the store below its main memory, where that is, and how KV is written there.
+
+    `codec` is ours; `None` is LMCache's own adapter, with its `serde` if one is named.
+    """
 
     lower: TierArm
     place: Literal["disk", "valkey"]
-    codec: Codec
+    codec: Literal["exact", "int8", "int4"] | None
+    serde: Literal["fp8"] | None = None
 
     @property
     def arms(self) -> tuple[TierArm, ...]:
@@ -64,12 +67,12 @@ GROUPS: Final = (
     TierGroup(TierArm.L2_EXACT, "disk", "exact"),
     TierGroup(TierArm.L2_INT8, "disk", "int8"),
     TierGroup(TierArm.L2_INT4, "disk", "int4"),
-    TierGroup(TierArm.L2_LMCACHE_FS, "disk", "lmcache"),
-    TierGroup(TierArm.L2_LMCACHE_FP8, "disk", "lmcache-fp8"),
+    TierGroup(TierArm.L2_LMCACHE_FS, "disk", None),
+    TierGroup(TierArm.L2_LMCACHE_FP8, "disk", None, serde="fp8"),
     TierGroup(TierArm.L3_EXACT, "valkey", "exact"),
     TierGroup(TierArm.L3_INT8, "valkey", "int8"),
     TierGroup(TierArm.L3_INT4, "valkey", "int4"),
-    TierGroup(TierArm.L3_LMCACHE_RESP, "valkey", "lmcache"),
+    TierGroup(TierArm.L3_LMCACHE_RESP, "valkey", None),
 )
 
 _A = TypeVar("_A")

@@ -108,7 +108,7 @@ class TierServers:
 def group_tier_plan(group: TierGroup, plan: ServersPlan, *, folder: Path | None, url: str | None) -> TierPlan:
     """Return how `pancake up` would start a group's cache server; `folder` or `url` is its lower store."""
     base = TierPlan(l1_bytes=plan.l1_bytes, chunk_tokens=plan.chunk_tokens, l2_dir=folder)
-    if group.codec in ("lmcache", "lmcache-fp8"):
+    if group.codec is None:
         return replace(base, l2_adapter="plain", l2=group.place == "disk")
     if group.place == "disk":
         return replace(base, l2_codec=group.codec)
@@ -117,13 +117,13 @@ def group_tier_plan(group: TierGroup, plan: ServersPlan, *, folder: Path | None,
 
 def own_adapter(group: TierGroup, *, folder: Path | None, url: str | None) -> dict[str, Any] | None:
     """Return LMCache's own settings for a group that a `TierPlan` cannot express; `None` if it can."""
-    if group.codec == "lmcache-fp8":
+    if group.serde == "fp8":
         return {
             "type": "fs",
             "base_path": str(folder),
             "serde": {"type": "fp8", "fp8_dtype": "float8_e4m3fn"},
         }
-    if group.codec == "lmcache" and url is not None:
+    if group.codec is None and url is not None:
         address = urlsplit(url)
         return {"type": "resp", "host": address.hostname, "port": address.port}
     return None

@@ -12,7 +12,6 @@ import datetime
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final
@@ -254,14 +253,13 @@ class _Stage:
         async with self._client.stream("POST", "/v1/completions", json=body) as answer:
             if not answer.is_success:
                 raise MalformedStream(f"/v1/completions: got {answer.status_code}, allowed is 200; see its log")
-            async with aclosing(answer.aiter_lines()) as lines:
-                async for line in lines:
-                    piece = _piece(line)
-                    for choice in piece.get("choices") or ():
-                        first_s = time.perf_counter() - started_s if first_s is None else first_s
-                        words.append(str(choice.get("text", "")))
-                    details = (piece.get("usage") or {}).get("prompt_tokens_details") or {}
-                    cached_tokens = int(details.get("cached_tokens") or cached_tokens)
+            async for line in answer.aiter_lines():
+                piece = _piece(line)
+                for choice in piece.get("choices") or ():
+                    first_s = time.perf_counter() - started_s if first_s is None else first_s
+                    words.append(str(choice.get("text", "")))
+                details = (piece.get("usage") or {}).get("prompt_tokens_details") or {}
+                cached_tokens = int(details.get("cached_tokens") or cached_tokens)
         if first_s is None:
             raise MalformedStream("/v1/completions: got an answer without any token; see the engine's log")
         return TierSample(first_s, cached_tokens, "".join(words))

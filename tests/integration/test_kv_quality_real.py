@@ -10,6 +10,9 @@ from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench.kv_quality import KvMode, KvQualityPlan, quality_prompts, run_kv_quality
 from pancake_langgraph.weights.tiny import build_tiny_llama
 
+# LMCache's own functions are called, and its logger uses what another package is about to drop.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LoggingHandler.*:DeprecationWarning")
+
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
