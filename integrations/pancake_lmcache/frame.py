@@ -35,8 +35,8 @@ CODEC_INT8: Final = 1
 CODEC_INT4: Final = 2
 KEY_BYTES: Final = 32
 
-#: How `pancake_vllm.identity` begins a salt: weights, and maybe an adapter and a codec.
-_KV_IDENTITY: Final = re.compile(r"w[0-9a-f]{24}(\+[0-9a-z]+)?(![0-9a-z]+)?(?=[.~]|$)")
+#: How `pancake_vllm.identity` begins a salt: weights, and maybe an order of blocks, a codec and an adapter.
+_KV_IDENTITY: Final = re.compile(r"w[0-9a-f]{24}(-[0-9a-z]+)?(![0-9a-z]+)?(\+[0-9a-z]+)?(?=[.~]|$)")
 
 _MAGIC: Final = b"\x89PANKV\r\n"
 _PLAIN, _SEALED = 1, 2

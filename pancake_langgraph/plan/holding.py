@@ -76,12 +76,14 @@ def plan_holds(
     reserve_ratio: float,
     block_size_tokens: int,
     takes_hints: bool = False,
+    is_idle: bool = True,
 ) -> tuple[HoldDecision, ...]:
     """Decide for every paused context, soonest to resume first.
 
     Contexts are taken in the order of `eta_s` (unknown last, ties by key) while their sum fits what running requests
-    and the reserve leave of the pool.  `takes_hints` says that a touch makes the engine hold.  The result has one
-    decision for each input, in that order.
+    and the reserve leave of the pool.  `takes_hints` says that a touch makes the engine hold, `is_idle` that it works
+    for nobody else: only then a request is sent for one block, which mostly is what an answer's end is rendered to.
+    The result has one decision for each input, in that order.
     """
     budget_tokens = int(pool_tokens * (1.0 - reserve_ratio)) - running_tokens
     ordered = sorted(waiting, key=lambda w: (w.eta_s is None, max(w.eta_s or 0.0, 0.0), w.key))
@@ -93,8 +95,9 @@ def plan_holds(
         (taken if fits else refused).append(context)
         held_tokens += context.num_tokens if fits else 0
     slack_tokens = max(block_size_tokens, pool_tokens - running_tokens - held_tokens)
+    least_tokens = block_size_tokens if is_idle else 2 * block_size_tokens
     decisions = [
-        _decide(context, slack_tokens, block_size_tokens, is_first_hint=takes_hints and not context.is_asked)
+        _decide(context, slack_tokens, least_tokens, is_first_hint=takes_hints and not context.is_asked)
         for context in taken
     ]
     decisions += [
@@ -116,9 +119,9 @@ def hold_priority(eta_s: float | None) -> int:
     return UNKNOWN_ETA_PRIORITY if eta_s is None else 100 - min(max(int(eta_s), 0), 100)
 
 
-def _decide(context: Waiting, slack_tokens: int, block_size_tokens: int, *, is_first_hint: bool) -> HoldDecision:
+def _decide(context: Waiting, slack_tokens: int, least_tokens: int, *, is_first_hint: bool) -> HoldDecision:
     missing_tokens = context.num_tokens - context.resident_tokens
-    if missing_tokens >= block_size_tokens:
+    if missing_tokens >= least_tokens:
         return HoldDecision(context.key, HoldVerb.RESTORE, f"{missing_tokens} tokens not in the pool")
     if context.is_held:
         return HoldDecision(context.key, HoldVerb.LEAVE, "held by the engine")

@@ -209,6 +209,7 @@ class Actor:
             reserve_ratio=state.settings.reserve_ratio,
             block_size_tokens=resolved.block_size_tokens,
             takes_hints=resolved.pool_hints,
+            is_idle=not state.running,
         ):
             expectation, residency = by_key[decision.key]
             if decision.verb is HoldVerb.TOUCH:

@@ -48,8 +48,14 @@ class HintDesk:
         self._of_agent: OrderedDict[tuple[AgentKey, str | None], tuple[UUID, tuple[int, ...]]] = OrderedDict()
 
     def is_held(self, expectation: Expectation) -> bool:
-        """Say whether the engine holds all that is expected, and for some time to come."""
-        return self._is_in_force(expectation) and expectation.pool_held_tokens >= expectation.edge_tokens
+        """Say whether the engine holds all that is expected, but for a block, and for some time to come.
+
+        The end of an answer is rendered to a few tokens more than the call itself has read and written.
+        """
+        resolved = self._state.resolved
+        spare_tokens = resolved.block_size_tokens if resolved is not None else 0
+        missing_tokens = expectation.edge_tokens - expectation.pool_held_tokens
+        return self._is_in_force(expectation) and missing_tokens <= spare_tokens
 
     def _is_in_force(self, expectation: Expectation) -> bool:
         until_s = expectation.pool_held_until_s

@@ -69,6 +69,24 @@ def test_a_lost_context_is_restored() -> None:
     assert holds(waiting(resident=2000 - BLOCK + 1)) == {"a": HoldVerb.LEAVE}
 
 
+def test_one_lost_block_is_brought_back_only_by_an_engine_that_has_nothing_else_to_do() -> None:
+    def verb(missing: int, *, is_idle: bool) -> HoldVerb:
+        context = waiting(resident=2000 - missing)
+        (decision,) = plan_holds(
+            [context],
+            pool_tokens=10_000,
+            running_tokens=0,
+            reserve_ratio=0.1,
+            block_size_tokens=BLOCK,
+            is_idle=is_idle,
+        )
+        return decision.verb
+
+    assert verb(BLOCK, is_idle=True) is HoldVerb.RESTORE
+    assert verb(2 * BLOCK - 1, is_idle=False) is HoldVerb.LEAVE
+    assert verb(2 * BLOCK, is_idle=False) is HoldVerb.RESTORE
+
+
 def test_what_does_not_fit_is_refused_latest_to_resume_first() -> None:
     decisions = holds(waiting("late", tokens=4000, eta=9.0), waiting("soon", tokens=4000, eta=1.0), pool=6000)
     assert decisions == {"soon": HoldVerb.LEAVE, "late": HoldVerb.REFUSE}

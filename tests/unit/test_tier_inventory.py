@@ -17,6 +17,7 @@ from pancake_lmcache.frame import Identity, Sealer
 from pancake_lmcache.inventory import FolderStore, StoredObject, chosen, grouped
 from pancake_lmcache.objects import ObjectFolder
 from pancake_lmcache.space import Space
+from pancake_vllm.identity import tier_salt
 
 OLD, NEW = "w" + 24 * "a", "w" + 24 * "b"
 
@@ -36,10 +37,11 @@ def one(kv_identity: str, used_at_s: float, model: str = "m") -> StoredObject:
 
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["checksums", "encrypted"])
 def test_objects_tell_model_and_weights_and_no_tenant(tmp_path: Path, key: bytes | None) -> None:
-    path = stored(tmp_path, f"{OLD}+a12.tenant", used_at_s=100.0, key=key)
+    identity = f"{OLD}-v64x32!int8+a12"
+    path = stored(tmp_path, tier_salt(f"{OLD}-v64x32", "tenant!int8", adapter="a12"), used_at_s=100.0, key=key)
     assert b"tenant" not in path.read_bytes()
     (found,) = FolderStore(tmp_path).objects()
-    assert (found.model, found.kv_identity, found.used_at_s) == ("models/m", f"{OLD}+a12", 100.0)
+    assert (found.model, found.kv_identity, found.used_at_s) == ("models/m", identity, 100.0)
 
 
 def test_salts_of_engines_that_name_no_identity_are_kept_to_themselves(tmp_path: Path) -> None:
