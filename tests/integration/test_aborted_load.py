@@ -125,7 +125,7 @@ def bare_connector(monkeypatch: pytest.MonkeyPatch) -> Any:
         warnings.simplefilter("ignore")  # vLLM's import warns
         from pancake_vllm.lmcache_connector import FailOpenLMCacheConnector, LMCacheMPConnector
 
-    monkeypatch.setattr(LMCacheMPConnector, "__init__", lambda self: setattr(self, "_connector_stats", None))
+    monkeypatch.setattr(LMCacheMPConnector, "__init__", lambda self, *args: setattr(self, "_connector_stats", None))
     for name in ("update_state_after_alloc", "request_finished", "update_connector_output"):
         monkeypatch.setattr(LMCacheMPConnector, name, lambda self, *args: (True, None))
-    return FailOpenLMCacheConnector()
+    return FailOpenLMCacheConnector(None, SimpleNamespace(name="WORKER"))
