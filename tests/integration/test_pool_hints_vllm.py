@@ -160,8 +160,8 @@ def test_a_retired_prompt_goes_before_older_ones(stack: Stack, numbers: list[int
     assert resident(stack, retired) < LENGTH - 64
 
 
-def test_the_cap_leaves_half_of_the_pool_to_others(stack: Stack) -> None:
-    cap = pool_tokens(stack) // 2
+def test_the_cap_leaves_a_part_of_the_pool_to_others(stack: Stack) -> None:
+    cap = pool_tokens(stack) * 3 // 4
     names = [f"cap-{next(_NUMBERS)}" for _ in range(cap // LENGTH + 2)]
     found = [states(complete(stack, 2_000 + n, hold(name)))[0][1] for n, name in enumerate(names)]
     assert set(found[: cap // LENGTH]) == {"accepted"}
