@@ -161,9 +161,10 @@ class HintDesk:
         What other threads read as well is spared: the part that it shares with the last run of the same agent, and with
         calls that are expected.  An agent that has run once shows no such part yet, so its context is left alone.
         """
+        before: dict[tuple[AgentKey, str | None], tuple[UUID, tuple[int, ...]] | None] = {}
         for hint_id, (agent, prefix) in self._of_run.pop(run_id, OrderedDict()).items():
             key = (agent, prefix.cache_salt)
-            last = self._of_agent.get(key)
+            last = before.setdefault(key, self._of_agent.get(key))  # not what this very run has left
             if is_over and last is not None and last[0] != run_id:
                 expected = [
                     e.prefix.token_ids
