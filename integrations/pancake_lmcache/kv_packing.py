@@ -37,7 +37,8 @@ _TAKEN: Final[dict[Codec, tuple[int, ...]]] = {
 }
 #: The part of a salt that the engine wrote: weights, order of a CPU's chunks, codec.  Then adapter, and the app's salt.
 _IDENTITY: Final = re.compile(
-    r"w[0-9a-f]{24}(?:-(?P<order>[a-z]+)(?P<head>\d+)x(?P<block>\d+))?(?:!(?P<codec>[a-z0-9]+))?(?![^+.~])"
+    r"w[0-9a-f]{24}(?:-(?:unknown[0-9a-f]+|(?P<order>[a-z]+)(?P<head>\d+)x(?P<block>\d+)))?"
+    r"(?:!(?P<codec>[a-z0-9]+))?(?![^+.~])"
 )
 _PLANES_AXES, _ROWS_AXES = 4, 3
 

@@ -153,9 +153,7 @@ class RedisValues:
             answer = call(self._client)
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             self._counts.add("server_lost", detail=type(error).__name__)
-            with self._lock:
-                self._down_until_s = time.monotonic() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+            self._lost()
         except redis.RedisError as error:  # it answers, but refuses: no room, another type, no right
             self._counts.add("server_refused", detail=type(error).__name__)
         else:
@@ -163,6 +161,14 @@ class RedisValues:
                 self._pause_s = _MIN_PAUSE_S
             return answer
         return default
+
+    def _lost(self) -> None:
+        """Leave the server alone for a while; calls that were lost side by side count as one."""
+        now_s = time.monotonic()
+        with self._lock:
+            if now_s >= self._down_until_s:
+                self._down_until_s = now_s + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
 
 
 def connect(host: str, port: int, *, user: str = "", password: str = "", connections: int = 8) -> redis.Redis:
