@@ -33,6 +33,8 @@ _READ_THREADS: Final = 4
 
 #: A cache server takes salts of up to 128 characters, and puts them into file names.  It refuses these:
 MAX_SALT_CHARS: Final = 80
+#: How the salts of known answers begin, which belong to no tenant.
+CANARY_SALT: Final = "canary-"
 #: How a salt may end: the codec in which its KV is to be kept.
 _CODEC: Final = re.compile(r"(?s)(?P<salt>.*)!(?P<codec>exact|int8|int4)")
 #: Instruction sets of vLLM's attention on CPUs that share an order.

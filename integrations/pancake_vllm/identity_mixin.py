@@ -6,11 +6,13 @@ import logging
 import secrets
 from typing import Any, Final
 
-from pancake_vllm.identity import Adapters, engine_identity, tier_salt
+from pancake_vllm.identity import CANARY_SALT, Adapters, engine_identity, tier_salt
 
 #: Where a request's `kv_transfer_params`, and the answer's, speak of this package.
 _FIELD: Final = "pancake"
-#: In a request: look in the cache server under this salt, though the pool knows another.
+#: In a request: look in the cache server under this salt, though the pool knows another.  Only between salts of known
+#: answers: otherwise whoever may send requests could read as another tenant, or put KV that lost bits into the pool of
+#: those who asked for exact KV.
 _TIER_SALT: Final = "tier_salt"
 #: In a request: what was found out about the cache server.  In the answer: what is known.
 _TIER: Final = "tier"
@@ -95,8 +97,9 @@ class IdentityMixin:
     def _salted(self, request: Any) -> Any:
         if self.kv_identity is None:
             return request
-        other = _said(request).get(_TIER_SALT)
-        salt = other if isinstance(other, str) else request.cache_salt
+        salt, other = request.cache_salt, _said(request).get(_TIER_SALT)
+        if isinstance(other, str) and other.startswith(CANARY_SALT) and (salt or "").startswith(CANARY_SALT):
+            salt = other
         if request.lora_request is None:
             return SaltedRequest(request, tier_salt(self.kv_identity, salt))
         adapter = self._adapters.name(request.lora_request)

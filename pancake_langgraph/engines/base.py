@@ -212,7 +212,7 @@ class ReadsTier(Protocol):
         """Answer greedily.
 
         `cold` computes the whole prompt, whatever is cached; `tier_salt` looks in the tier under another salt than in
-        the pool.
+        the pool.  That is granted only where both are salts of known answers, see `tiers.naming.CANARY_SALT`.
 
         Raises:
             EngineError: on any failure of the server.

@@ -33,7 +33,7 @@ class TierWatch:
         self._found = found
         self._tier.identify(found.kv_identity)
         if found.tier_state == _OFF:
-            self._state.tier_breaker.lock("the engine was told that its answers are wrong")
+            self._state.tier_breaker.lock("the engine was told not to read it")
         elif found.tier_state == _UNPROVEN:
             await self._prove(found)
         else:

@@ -23,7 +23,7 @@ from pancake_langgraph._errors import EngineRejected
 from pancake_langgraph._types import TokenPrefix
 from pancake_langgraph.engines.base import ReadsTier, Recital
 from pancake_langgraph.tiers.base import Tier
-from pancake_langgraph.tiers.naming import with_codec
+from pancake_langgraph.tiers.naming import CANARY_SALT, with_codec
 
 #: The prompt fills at least so many chunks and tokens; the answer's first tokens lie behind them.
 MIN_CHUNKS: Final = 2
@@ -34,6 +34,9 @@ ANSWER_TOKENS: Final = 8
 EXACT_TOLERANCE: Final = 1e-3
 #: Log-probabilities of a hit against a cold prompt, where the engine itself differs in bfloat16 (measured: 0.1).
 COLD_TOLERANCE: Final = 0.5
+
+#: Status of a request that could not be answered for what it says; others (no right, too many) say nothing of the tier.
+_CANNOT_ANSWER: Final = 400
 
 _ATTEMPTS_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
@@ -85,12 +88,13 @@ async def run_canary(
     memory is emptied to look at its disk: only right after the tier's start, when nobody has anything there.
 
     Raises:
-        EngineError: if the engine fails, or refuses the prompt when nothing is cached.
+        EngineError: if the engine fails, refuses the prompt when nothing is cached, or refuses for another reason.
         TierError: if the tier cannot be reached.
     """
     started_s = time.monotonic()
     ids = token_ids[: canary_tokens(chunk_tokens)]
-    salts = (with_codec(f"canary-{secrets.token_hex(8)}", "exact") for _ in range(3))  # whatever the tier's own codec
+    # Whatever the tier's own codec is.
+    salts = (with_codec(f"{CANARY_SALT}{secrets.token_hex(8)}", "exact") for _ in range(3))
     first, second, third = (TokenPrefix(ids, salt) for salt in salts)
     asked = _Asked(engine)
     await asked.ask(Place.COLD, first, cold=True)
@@ -103,6 +107,8 @@ async def run_canary(
                 if await _is_stored(tier, first, pause):
                     await asked.ask(Place.DISK, third, tier_salt=first.cache_salt)
     except EngineRejected as exc:  # what it answered cold; chances that are no numbers cannot be put into JSON
+        if exc.status_code != _CANNOT_ANSWER:
+            raise
         places = tuple(asked.recitals)
         reason = f"after answers from {', '.join(places)} the engine gave none ({type(exc).__name__})"
         return CanaryReport(is_right=False, reason=reason, places=places, elapsed_s=time.monotonic() - started_s)

@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 KVCodec = Literal["exact", "int8", "int4"]
 
+#: How the salts of known answers begin: only under these is the tier read as of another request's salt.
+CANARY_SALT: Final = "canary-"
 _MAX_SALT_CHARS: Final = 80
 _FORBIDDEN: Final = frozenset("@/\\\x00")
 _DIGEST_BYTES: Final = 12

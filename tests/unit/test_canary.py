@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pancake_langgraph._errors import EngineRejected
 from pancake_langgraph._types import TokenPrefix
 from pancake_langgraph.engines.base import Recital
 from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
@@ -195,3 +196,18 @@ def test_a_place_that_takes_longer_than_computing_is_slow() -> None:
     report = CanaryReport(is_right=True, reason="", places=places, elapsed_s=2.0, seconds=(0.5, 0.9, 0.4, 0.6))
     assert report.slow_places == (Place.DISK,)
     assert CanaryReport(is_right=True, reason="", places=(), elapsed_s=0.0).slow_places == ()
+
+
+@pytest.mark.parametrize(("status_code", "is_told"), [(400, True), (401, False), (404, False), (429, False)])
+def test_only_an_answer_that_cannot_be_given_speaks_against_the_tier(status_code: int, is_told: bool) -> None:
+    def refuse(place: Place) -> Recital:
+        if place is Place.HOST:
+            raise EngineRejected("no", status_code=status_code)
+        return right(place)
+
+    tier = Tiers()
+    if is_told:
+        assert not run(Parrot(tier, refuse), tier).is_right
+    else:
+        with pytest.raises(EngineRejected):
+            run(Parrot(tier, refuse), tier)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pancake_langgraph.tiers import naming
-from pancake_vllm.identity import MAX_SALT_CHARS, Adapters, engine_identity, folder_digest, tier_salt
+from pancake_vllm.identity import CANARY_SALT, MAX_SALT_CHARS, Adapters, engine_identity, folder_digest, tier_salt
 from pancake_vllm.identity_mixin import IdentityMixin, SaltedRequest
 
 
@@ -284,11 +284,21 @@ def test_only_who_asks_is_told_the_identity(tmp_path: Path, params: Any) -> None
     assert told == (True, {"pancake": {"kv_identity": made.kv_identity, "tier": "unproven"}})
 
 
-def test_a_request_may_look_in_the_cache_server_under_another_salt(tmp_path: Path) -> None:
+def test_a_known_answer_may_look_in_the_cache_server_under_the_salt_of_another(tmp_path: Path) -> None:
     made = connector(model_folder(tmp_path / "m"))
-    made.get_num_new_matched_tokens(request("mine", params={"pancake": {"tier_salt": "other"}}), 0)
-    made.get_num_new_matched_tokens(request("mine", params={"pancake": {"tier_salt": 7}}), 0)
-    assert made.salts == [f"{made.kv_identity}.other", f"{made.kv_identity}.mine"]
+    made.get_num_new_matched_tokens(request("canary-2", params={"pancake": {"tier_salt": "canary-1"}}), 0)
+    assert made.salts == [f"{made.kv_identity}.canary-1"]
+    assert CANARY_SALT == naming.CANARY_SALT
+
+
+@pytest.mark.parametrize("salt", ["mine", "canary-1", None])
+@pytest.mark.parametrize("other", ["other", "canary-", "", 7])
+def test_nobody_else_reads_the_cache_server_under_another_salt(tmp_path: Path, salt: str | None, other: Any) -> None:
+    if (salt, other) == ("canary-1", "canary-"):
+        other = "other!int4"
+    made = connector(model_folder(tmp_path / "m"))
+    made.get_num_new_matched_tokens(request(salt, params={"pancake": {"tier_salt": other}}), 0)
+    assert made.salts == [tier_salt(made.kv_identity or "", salt)]
 
 
 def test_a_cache_server_that_is_switched_off_is_not_read_until_it_is_proven_again(tmp_path: Path) -> None:
