@@ -12,6 +12,7 @@ from langchain_core.outputs import ChatGenerationChunk
 from pancake_langgraph._errors import MalformedStream
 from pancake_langgraph._types import Usage
 from pancake_langgraph.chat.watch import Watch
+from pancake_langgraph.engines.pool_hints import HINTS_FIELD, PARAMS_FIELD
 from pancake_langgraph.wire.bodies import tool_names
 from pancake_langgraph.wire.call_text import looks_like_tool_call
 from pancake_langgraph.wire.deltas import JoinedCall, SurrogateJoiner, ToolCallJoiner, ToolPiece
@@ -120,8 +121,11 @@ class Answer:
     def _note(self, event: Mapping[str, Any]) -> None:
         if isinstance(event.get("id"), str):
             self._extras["request_id"] = event["id"]
-        if event.get("kv_transfer_params") is not None:
-            self._extras["kv_transfer_params"] = event["kv_transfer_params"]
+        params = event.get(PARAMS_FIELD)
+        if isinstance(params, Mapping):  # what we say to the engine, and what it answers, is none of the message's
+            params = {name: value for name, value in params.items() if name != HINTS_FIELD} or None
+        if params is not None:
+            self._extras[PARAMS_FIELD] = params
         ids = _token_ids(event)
         if ids is not None:
             self._extras["num_prompt_token_ids"] = len(ids)

@@ -230,3 +230,11 @@ def test_recorded_answers_of_vllm_are_read(name: str) -> None:
     assert message.response_metadata["finish_reason"] in ("stop", "length", "tool_calls")
     assert message.usage_metadata is not None
     assert message.content or message.tool_calls or message.invalid_tool_calls
+
+
+def test_what_an_engine_answers_to_hints_stays_out_of_the_message() -> None:
+    told = {"pancake": {"version": 1, "answers": []}}
+    for params, kept in ((told, None), ({**told, "remote": 1}, {"remote": 1})):
+        last = event({}, finish_reason="stop", kv_transfer_params=params)
+        for message in answer(ROLE, event({"content": "hello"}), last):
+            assert message.response_metadata["pancake"].get("kv_transfer_params") == kept
