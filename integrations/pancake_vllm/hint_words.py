@@ -130,9 +130,10 @@ def _hold(item: object) -> Hold | None:
     if name is None or num_tokens is None or num_tokens < 1 or priority is None:
         return None
     ttl_s = item.get("ttl_s")
-    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not math.isfinite(ttl_s) or ttl_s <= 0:
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s < math.inf:
         return None
-    return Hold(name, num_tokens, min(float(ttl_s), MAX_TTL_S), max(0, min(priority, MAX_PRIORITY)))
+    # An integer of JSON may be larger than any float.
+    return Hold(name, num_tokens, float(min(ttl_s, MAX_TTL_S)), max(0, min(priority, MAX_PRIORITY)))
 
 
 def _retire(item: object) -> Retire | None:

@@ -132,5 +132,8 @@ class BlockPoolOrder:
     def move_first(self, blocks: Sequence[Any]) -> None:
         """Let these free blocks be given up first, in this order."""
         for block in blocks:
+            if block.prev_free_block is None:
+                raise RuntimeError(f"block {block.block_id} is not in the free queue")  # before anything has moved
+        for block in blocks:
             self._queue.remove(block)
         self._queue.prepend_n(list(blocks))

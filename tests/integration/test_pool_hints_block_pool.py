@@ -99,6 +99,8 @@ def test_a_move_to_a_block_in_use_is_refused_before_anything_has_moved() -> None
         real.order.move_before(free[0], used[0])
     with pytest.raises(RuntimeError):
         real.order.move_before(used[0], free[0])
+    with pytest.raises(RuntimeError, match="not in the free queue"):
+        real.order.move_first([free[0], used[0]])
     assert real.num_free == len(real.pool.free_block_queue.get_all_free_blocks()) == NUM_BLOCKS - 2
 
 

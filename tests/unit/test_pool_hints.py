@@ -222,6 +222,14 @@ def bound(pool: ModelPool) -> Hints:
     return hints
 
 
+def test_a_number_larger_than_any_float_is_cut_and_does_not_raise() -> None:
+    orders = read_orders(
+        {"pancake": {"hold": {"id": "a", "num_tokens": 10**400, "ttl_s": 10**400, "priority": 10**400}}}
+    )
+    assert orders is not None
+    assert orders.hold == Hold("a", 10**400, 3600.0, 100)
+
+
 def test_a_carrier_gets_one_answer_per_hint() -> None:
     pool = ModelPool(NUM_BLOCKS)
     hints = bound(pool)
