@@ -17,6 +17,7 @@ import re
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -130,10 +131,12 @@ class Sealer:
         """Take a key of 32 bytes, or none for checksums.
 
         Raises:
-            ValueError: if the key has another length.
+            ValueError: if the key has another length, or there is nothing to encrypt with.
         """
         if key is not None and len(key) != KEY_BYTES:
             raise ValueError(f"key: got {len(key)} bytes, allowed are {KEY_BYTES}")
+        if key is not None and find_spec("cryptography") is None:  # told now, and not with every object
+            raise ValueError("key: got one without the package cryptography; install pancake-langgraph[encrypt]")
         self._key = key
         self._key_id = _NO_KEY_ID if key is None else hashlib.blake2b(b"key id", key=key, digest_size=8).digest()
 

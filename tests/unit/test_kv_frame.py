@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pancake_lmcache import frame as frame_module
 from pancake_lmcache.frame import (
     CODEC_INT8,
     CODEC_RAW,
@@ -175,3 +176,10 @@ def test_a_key_file_holds_32_bytes_or_64_digits_and_nothing_else(tmp_path: Path)
         read_key_file(tmp_path / "none")
     with pytest.raises(ValueError, match="got 5 bytes"):
         Sealer(b"short")
+
+
+def test_a_key_without_the_package_that_encrypts_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_module, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pancake-langgraph\[encrypt\]"):
+        Sealer(bytes(range(32)))
+    assert not Sealer().encrypts
