@@ -200,8 +200,14 @@ class HintBook:
         return len(wanted)
 
     def _purge(self) -> None:
-        """Forget what the pool has lost; a context is of use up to its first lost block."""
+        """Forget what the pool has lost; a context is of use up to its first lost block.
+
+        Contexts are given up from their ends: one whose end is there is not looked at further, since this runs inside
+        the engine's step.
+        """
         for held in tuple(self._region):
+            if self._order.find(held.hashes[-1]) is not None:
+                continue
             alive = next((n for n, h in enumerate(held.hashes) if self._order.find(h) is None), len(held.hashes))
             for block_hash in held.hashes[alive:]:
                 self._disown(block_hash, held)

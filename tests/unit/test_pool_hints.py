@@ -132,6 +132,26 @@ def test_a_step_costs_what_it_freed_and_nothing_when_nothing_moved() -> None:
     assert pool.moves == 7
 
 
+def test_a_hold_that_finds_no_room_does_not_look_at_all_that_is_held() -> None:
+    class Counting(ModelPool):
+        looks = 0
+
+        def find(self, block_hash: Hashable) -> Block | None:
+            self.looks += 1
+            return super().find(block_hash)
+
+    pool = Counting(1000)
+    engine = Engine(pool, HintBook(pool, cap_ratio=0.75))
+    for number in range(3):
+        engine.carry(str(number), chain(f"{number}", 250))
+    blocks = engine.start(chain("d", 10))
+    pool.looks = 0
+    answer = engine.book.hold(Hold("d", 10 * SIZE, 10.0, 0), chain("d", 10), now_s=engine.now_s)
+    assert answer.state is HintState.REJECTED
+    assert pool.looks < 20
+    engine.end(blocks)
+
+
 def test_blocks_that_running_requests_took_unseen_are_noticed() -> None:
     pool = ModelPool(10)
     engine = Engine(pool, HintBook(pool))
