@@ -35,6 +35,11 @@ class Breaker:
         """Whether the part is being left alone (also while half-open, until a try succeeds)."""
         return self._opened_at_s is not None
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether the part was found to answer wrongly."""
+        return self._is_locked
+
     def may_try(self) -> bool:
         """Say whether a request may be sent now: closed, or open for long enough to try again."""
         if self._is_locked:

@@ -368,16 +368,9 @@ class Runtime:
             if self._actor is not None:
                 self._actor.sweep()
             await self._look_again()
-            breaker = self._state.tier_breaker
-            if self.settings.tier_url and self._state.spans.num_open(SpanKind.RUN) and breaker.may_try():
-                health = await self._tier.health()
-                if health.alive:
-                    was_open = breaker.is_open
-                    breaker.succeeded()
-                    if was_open:
-                        self._spawn(self._tier_watch.tier_came_back())
-                else:
-                    breaker.failed(health.detail)
+            is_used = self.settings.tier_url and self._state.spans.num_open(SpanKind.RUN)
+            if is_used and self._tier_watch.is_due and self._tier_watch.is_back(await self._tier.health()):
+                self._spawn(self._tier_watch.tier_came_back())
 
     async def _look_again(self) -> None:
         """Probe an engine that had failed: it may have come back with another pool or model."""

@@ -8,7 +8,7 @@ from typing import Final
 from pancake_langgraph._errors import EngineError, TierError
 from pancake_langgraph.engines.base import Capabilities, Engine
 from pancake_langgraph.runtime.state import State
-from pancake_langgraph.tiers.base import Tier
+from pancake_langgraph.tiers.base import Tier, TierHealth
 from pancake_langgraph.tiers.proving import prove_tier
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,29 @@ class TierWatch:
         self._engine = engine
         self._tier = tier
         self._found: Capabilities | None = None
+        self._was_away = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the tier's health is to be asked for now: also where it is left alone for its wrong answers."""
+        breaker = self._state.tier_breaker
+        return breaker.may_try() or breaker.is_locked
+
+    def is_back(self, health: TierHealth) -> bool:
+        """Take in the tier's health; say whether it is there again, so that it has to be proven anew.
+
+        One that is left alone for its wrong answers counts as away as soon as it does not answer once: it is being
+        mended, and not used meanwhile.
+        """
+        breaker = self._state.tier_breaker
+        if not health.alive:
+            self._was_away = True
+            breaker.failed(health.detail)
+            return False
+        is_back = self._was_away if breaker.is_locked else breaker.is_open
+        self._was_away = False
+        breaker.succeeded()
+        return is_back
 
     async def engine_found(self, found: Capabilities) -> None:
         """Take in what a probe found; somebody else may have proven the tier for this engine already."""

@@ -17,12 +17,14 @@ from pancake_langgraph.engines.base import Capabilities, Recital, WarmReport
 from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
 from pancake_langgraph.ledger import BreakerChanged
 from pancake_langgraph.runtime import Runtime, attach
+from pancake_langgraph.runtime import runtime as runtime_module
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from pancake_langgraph.testing.fake_server import FakeEngineServer
 from pancake_langgraph.tiers.base import PrefetchReport, TierHealth
 from pancake_langgraph.tiers.canary import canary_chunks
 from pancake_langgraph.tiers.null import NullTier
-from tests.contract.runtime_bed import run, stub_bed, tool_loop, until
+from tests.contract.runtime_bed import Bed as AppBed
+from tests.contract.runtime_bed import run, script, stub_bed, tool_loop, until
 
 CHUNK = 32
 NUM_CHUNKS = canary_chunks(CHUNK)
@@ -59,10 +61,12 @@ class Memory(NullTier):
     """A tier that has everything, unless it is away."""
 
     is_away = False
+    missed = 0
     identity: str | None = None
 
     async def health(self) -> TierHealth:
         if self.is_away:
+            self.missed += 1
             return TierHealth(alive=False, chunk_tokens=None, detail="away")
         return TierHealth(alive=True, chunk_tokens=CHUNK, detail="ok")
 
@@ -169,3 +173,29 @@ async def test_the_codec_of_an_agents_kv_goes_with_its_warm_requests_and_prefetc
         await run(attach(graph, runtime=bed.runtime))
         assert await asyncio.to_thread(bed.runtime.wait_idle)
     assert set(asked) == {("prefetch", "tenant!int4"), ("warm", "tenant!int4")}
+
+
+@pytest.mark.parametrize("was_wrong", [True, False])
+async def test_a_cache_server_that_comes_back_is_proven_anew_also_after_wrong_answers(
+    monkeypatch: pytest.MonkeyPatch, was_wrong: bool
+) -> None:
+    monkeypatch.setattr(runtime_module, "_SWEEP_S", 0.005)
+    with FakeEngineServer(FakeEngine(FakeEngineSettings(script=script))) as server:
+        reader, tier = Reader(server), Memory()
+        reader.from_tier = "six" if was_wrong else "7"
+        settings = RuntimeSettings(engine="fake", tier_url="http://127.0.0.1:1", tier_model="m", breaker_open_s=0.01)
+        with Runtime(settings, engine=reader, tier=tier) as runtime:
+            runtime.start()
+            await until(lambda: reader.judged == (not was_wrong,))
+            bed = Bed(reader, tier, runtime)
+
+            async def pause() -> None:
+                tier.is_away = True
+                await until(lambda: tier.missed > settings.breaker_failures)
+                reader.from_tier = "7"
+                tier.is_away = False
+                await until(lambda: reader.judged == (not was_wrong, True))
+                await until(lambda: bed.breaker_reasons()[-1] == "answers again")
+
+            await run(attach(tool_loop(AppBed(server, runtime), pause), runtime=runtime))
+            assert len(bed.breaker_reasons()) == 2
