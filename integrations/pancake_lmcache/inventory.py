@@ -146,7 +146,8 @@ class RedisStore:
 def grouped(objects: Iterable[StoredObject]) -> list[StoredGroup]:
     """Return the groups of objects, by model, what was used last first.  Pure.
 
-    Of the identities of a model that differ in their weights, all but the one used last are superseded.
+    Of the identities of a model that differ in their weights, all but the one used last are superseded; objects of
+    engines that name none never are.
     """
     groups: dict[tuple[str, str], list[StoredObject]] = {}
     for one in objects:
@@ -154,7 +155,8 @@ def grouped(objects: Iterable[StoredObject]) -> list[StoredGroup]:
     used_at_s = {key: max(one.used_at_s for one in found) for key, found in groups.items()}
     latest: dict[str, tuple[float, str]] = {}
     for (model, kv_identity), when_s in used_at_s.items():
-        latest[model] = max(latest.get(model, (0.0, "")), (when_s, _weights(kv_identity)))
+        if kv_identity:
+            latest[model] = max(latest.get(model, (0.0, "")), (when_s, _weights(kv_identity)))
     result = [
         StoredGroup(
             model,
@@ -162,7 +164,7 @@ def grouped(objects: Iterable[StoredObject]) -> list[StoredGroup]:
             len(found),
             sum(one.num_bytes for one in found),
             used_at_s[model, kv_identity],
-            superseded=_weights(kv_identity) != latest[model][1],
+            superseded=bool(kv_identity) and _weights(kv_identity) != latest[model][1],
         )
         for (model, kv_identity), found in groups.items()
     ]
@@ -185,5 +187,5 @@ def chosen(
 
 
 def _weights(kv_identity: str) -> str:
-    """Return the part of an identity that names the weights: adapters of one model do not supersede each other."""
-    return re.split(r"[+!]", kv_identity, maxsplit=1)[0]
+    """Return the part of an identity that names the weights: adapters, codecs and machines supersede nothing."""
+    return re.split(r"[-+!]", kv_identity, maxsplit=1)[0]

@@ -17,6 +17,9 @@ from pancake_langgraph.launch.vllm_command import COMMON_ENV
 #: The package has no module entry, and a console script may not be on the path of an environment that is not active.
 _ENTRY: Final = "import sys; from lmcache.cli.main import main; sys.argv[0] = 'lmcache'; sys.exit(main())"
 _GB: Final = 1024**3
+#: How long a looked-up object stays locked for its reader.  LMCache 0.5.6 leaves the locks of requests that go away
+#: between lookup and load, 300 s by default; a load takes well under a second.
+_READ_TTL_S: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ def lmcache_command(plan: TierPlan, places: TierPlaces, *, device: Literal["cpu"
     argv += ["--http-host", LOOPBACK, "--http-port", str(places.http_port)]
     argv += ["--chunk-size", str(plan.chunk_tokens), "--l1-size-gb", f"{plan.l1_bytes / _GB:.6f}"]
     argv += ["--eviction-policy", "LRU", "--l2-prefetch-policy", "retain"]
+    argv += ["--l1-read-ttl-seconds", str(_READ_TTL_S)]
     # All of them get everything; what several have is read from the first.
     if places.l2_dir is not None:
         argv += ["--l2-adapter", json.dumps(_disk_adapter(plan, places.l2_dir))]

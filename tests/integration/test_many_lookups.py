@@ -79,7 +79,7 @@ def test_ten_thousand_lookups_of_which_a_tenth_go_away_leave_nothing_pinned(tiny
     assert ends["refused"] == 0
     assert ends["given up"] > NUM_LOOKUPS // ABORT_EVERY // 4
     assert queries(stack) > before
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = time.monotonic() + 90.0  # locks of requests that went away lapse after 30 s
     left = pins(stack)
     while any(left.values()) and time.monotonic() < deadline_s:
         time.sleep(0.2)

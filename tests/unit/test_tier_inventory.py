@@ -61,6 +61,7 @@ def test_files_of_the_plain_adapter_are_listed_and_those_of_other_programs_are_n
 
 def test_of_one_models_weights_only_those_used_last_are_in_use() -> None:
     objects = [one(OLD, 1.0), one(NEW, 5.0), one(f"{NEW}+a1", 2.0), one(f"{OLD}+a1", 4.0), one(OLD, 1.0, model="n")]
+    objects += [one("", 9.0), one(f"{NEW}-v64x64!int8", 1.0), one(f"{NEW}-a64x32", 1.0), one("", 1.0, model="k")]
     groups = {(group.model, group.kv_identity): group.superseded for group in grouped(objects)}
     assert groups == {
         ("m", OLD): True,
@@ -68,6 +69,10 @@ def test_of_one_models_weights_only_those_used_last_are_in_use() -> None:
         ("m", f"{NEW}+a1"): False,
         ("m", f"{OLD}+a1"): True,
         ("n", OLD): False,
+        ("m", ""): False,
+        ("m", f"{NEW}-v64x64!int8"): False,
+        ("m", f"{NEW}-a64x32"): False,
+        ("k", ""): False,
     }
 
 
