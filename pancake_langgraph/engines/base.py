@@ -206,13 +206,11 @@ class ReportsEvictions(Protocol):
 class ReadsTier(Protocol):
     """An engine that can be asked where it takes KV from, and told not to take it from the tier."""
 
-    async def recite(
-        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
-    ) -> Recital:
+    async def recite(self, prefix: TokenPrefix, *, max_tokens: int, tier_salt: str | None = None) -> Recital:
         """Answer greedily.
 
-        `cold` computes the whole prompt, whatever is cached; `tier_salt` looks in the tier under another salt than in
-        the pool.  That is granted only where both are salts of known answers, see `tiers.naming.CANARY_SALT`.
+        `tier_salt` looks in the tier under another salt than in the pool.  That is granted only where both are salts of
+        known answers, see `tiers.naming.CANARY_SALT`.
 
         Raises:
             EngineError: on any failure of the server.

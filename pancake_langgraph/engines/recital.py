@@ -13,9 +13,9 @@ from pancake_langgraph.engines.pool_hints import HINTS_FIELD, PARAMS_FIELD
 
 
 def recital_body(
-    model: str | None, prefix: TokenPrefix, *, max_tokens: int, cold: bool, tier_salt: str | None, priority: int
+    model: str | None, prefix: TokenPrefix, *, max_tokens: int, tier_salt: str | None, priority: int
 ) -> dict[str, Any]:
-    """Return the request.  A prompt whose own chances are asked for is computed whole: vLLM reads no cache for it."""
+    """Return the request."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": list(prefix.token_ids),
@@ -26,8 +26,6 @@ def recital_body(
     }
     if prefix.cache_salt is not None:
         body["cache_salt"] = prefix.cache_salt
-    if cold:
-        body["prompt_logprobs"] = 0
     if tier_salt is not None:
         body[PARAMS_FIELD] = {HINTS_FIELD: {"tier_salt": tier_salt}}
     return body

@@ -123,18 +123,14 @@ class VllmEngine(OpenAIEngine):
             allocated_tokens=index.allocated_tokens,
         )
 
-    async def recite(
-        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
-    ) -> Recital:
-        """Answer greedily, after everything else: computed anew if `cold`, from the tier as of `tier_salt` if given.
+    async def recite(self, prefix: TokenPrefix, *, max_tokens: int, tier_salt: str | None = None) -> Recital:
+        """Answer greedily, after everything else; from the tier as of `tier_salt` if given.
 
         Raises:
             EngineError: on any failure of the server.
         """
         found = await self._capabilities()
-        body = recital_body(
-            found.model, prefix, max_tokens=max_tokens, cold=cold, tier_salt=tier_salt, priority=_PROBE_PRIORITY
-        )
+        body = recital_body(found.model, prefix, max_tokens=max_tokens, tier_salt=tier_salt, priority=_PROBE_PRIORITY)
         return read_recital(await self._http.post_json(_compat.COMPLETIONS_ROUTE, body))
 
     async def judge_tier(self, *, is_right: bool) -> bool:

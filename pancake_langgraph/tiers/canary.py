@@ -97,7 +97,7 @@ async def run_canary(
     salts = (with_codec(f"{CANARY_SALT}{secrets.token_hex(8)}", "exact") for _ in range(3))
     first, second, third = (TokenPrefix(ids, salt) for salt in salts)
     asked = _Asked(engine)
-    await asked.ask(Place.COLD, first, cold=True)
+    await asked.ask(Place.COLD, first)  # nobody has used this salt before
     try:
         await asked.ask(Place.POOL, first)
         if await _is_stored(tier, first, pause):
@@ -132,9 +132,9 @@ class _Asked:
         self.recitals: dict[Place, Recital] = {}
         self.seconds: dict[Place, float] = {}
 
-    async def ask(self, place: Place, prefix: TokenPrefix, *, cold: bool = False, tier_salt: str | None = None) -> None:
+    async def ask(self, place: Place, prefix: TokenPrefix, *, tier_salt: str | None = None) -> None:
         started_s = time.monotonic()
-        said = await self._engine.recite(prefix, max_tokens=ANSWER_TOKENS, cold=cold, tier_salt=tier_salt)
+        said = await self._engine.recite(prefix, max_tokens=ANSWER_TOKENS, tier_salt=tier_salt)
         self.recitals[place], self.seconds[place] = said, time.monotonic() - started_s
 
 

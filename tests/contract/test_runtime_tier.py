@@ -38,19 +38,20 @@ class Reader(BridgedEngine):
     from_tier = "7"
     probes = 0
     judged: tuple[bool, ...] = ()
+    read: tuple[TokenPrefix, ...] = ()
     fails = False
 
     async def probe(self) -> Capabilities:
         self.probes += 1
         return replace(await super().probe(), kv_identity="w1", tier_state=self.tier_state)
 
-    async def recite(
-        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
-    ) -> Recital:
+    async def recite(self, prefix: TokenPrefix, *, max_tokens: int, tier_salt: str | None = None) -> Recital:
         if self.fails:
             raise ValueError("a bug")
         word = "7" if tier_salt is None else self.from_tier
-        return Recital((word,), (-0.1,), 3.0, 0 if cold else STORED)
+        is_known = prefix in self.read or tier_salt is not None
+        self.read += (prefix,)
+        return Recital((word,), (-0.1,), 3.0, STORED if is_known else 0)
 
     async def judge_tier(self, *, is_right: bool) -> bool:
         self.judged += (is_right,)

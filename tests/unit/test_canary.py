@@ -118,11 +118,9 @@ class Parrot:
         self.tier, self.said = tier, said
         self.asked: list[tuple[Place, TokenPrefix, str | None]] = []
 
-    async def recite(
-        self, prefix: TokenPrefix, *, max_tokens: int, cold: bool = False, tier_salt: str | None = None
-    ) -> Recital:
+    async def recite(self, prefix: TokenPrefix, *, max_tokens: int, tier_salt: str | None = None) -> Recital:
         place = Place.POOL if tier_salt is None else (Place.DISK if self.tier.is_cleared else Place.HOST)
-        place = Place.COLD if cold else place
+        place = place if self.asked else Place.COLD
         self.asked.append((place, prefix, tier_salt))
         return self.said(place)
 
