@@ -9,8 +9,8 @@ vLLM's attention on CPUs orders the KV of each block for the processor.  That or
 another block size or instruction set the same chunk is other bytes, and who packs them has to know their order.  A
 request may say how its KV is to be packed below the cache server's main memory, by the end of its salt (`!int4`).
 
-Contents are hashed whole.  That reads every weight file once more at an engine's start (about a second per gigabyte
-and core), and is the only thing that tells a fine-tuned layer from the one before.
+Contents are hashed whole.  That reads every weight file once more at an engine's start, and is the only thing that
+tells a fine-tuned layer from the one before.
 """
 
 from __future__ import annotations

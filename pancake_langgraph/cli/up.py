@@ -14,11 +14,12 @@ import click
 from pancake_langgraph._errors import ConfigError, EngineError, LaunchError, TierError
 from pancake_langgraph.cli._progress import show_progress
 from pancake_langgraph.config.folders import cache_dir
-from pancake_langgraph.launch.plans import DiskAdapter, Dtype, StackPlan, TierCodec, TierPlan
+from pancake_langgraph.launch.plans import DiskAdapter, Dtype, StackPlan, TierPlan
 from pancake_langgraph.launch.ports import require_free
 from pancake_langgraph.launch.proving import prove_started_tier
 from pancake_langgraph.launch.stack import Stack
 from pancake_langgraph.tiers.canary import CanaryReport, Place
+from pancake_langgraph.tiers.naming import KVCodec
 from pancake_langgraph.weights import TOOLS_TEMPLATE, prepare_smollm
 
 _POLL_S = 1.0
@@ -48,7 +49,7 @@ def state_path() -> Path:
 )
 @click.option(
     "--l2-codec",
-    type=click.Choice(get_args(TierCodec)),
+    type=click.Choice(get_args(KVCodec)),
     default="exact",
     show_default=True,
     help="Bits per number of KV that leaves host memory; int8 and int4 change it a little.",

@@ -11,10 +11,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from pancake_langgraph._types import Prompt, TokenPrefix, Usage
 from pancake_langgraph.engines.pool_hints import HintAnswer, PoolHints
+
+
+class TierState(StrEnum):
+    """What an engine was told of its tier: nothing yet, that its answers are right, or not to read it."""
+
+    UNPROVEN = "unproven"
+    PROVEN = "proven"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +31,8 @@ class Capabilities:
     """What an engine said (or showed) that it can do.  `None` means "not known".
 
     `pool_hints` says that hints on its pool are carried out and answered, for `hold_cap_tokens` at most.  `kv_identity`
-    is the name under which the tier keeps this engine's KV; `tier_state` is what the engine was told of the tier:
-    `unproven`, `proven` or `off`.
+    is the name under which the tier keeps this engine's KV; `tier_state` is a `TierState`, of an
+    engine that takes such orders.
     """
 
     engine: str

@@ -11,7 +11,7 @@ from pancake_langgraph._errors import EngineError, EngineRejected, MalformedStre
 from pancake_langgraph._types import TokenPrefix
 from pancake_langgraph.engines import _compat
 from pancake_langgraph.engines._http import is_loopback
-from pancake_langgraph.engines.base import Capabilities, Recital, Residency
+from pancake_langgraph.engines.base import Capabilities, Recital, Residency, TierState
 from pancake_langgraph.engines.kv_events import KvEventSubscriber
 from pancake_langgraph.engines.openai import DEFAULT_DEADLINE_S, OpenAIEngine
 from pancake_langgraph.engines.pool_hints import (
@@ -140,7 +140,7 @@ class VllmEngine(OpenAIEngine):
             EngineError: on any failure of the server.
         """
         found = await self._capabilities()
-        state = "proven" if is_right else "off"
+        state = TierState.PROVEN if is_right else TierState.OFF
         body = {"model": found.model, "prompt": [1, 1], "max_tokens": 1, "temperature": 0, "priority": _PROBE_PRIORITY}
         answer = await self._http.post_json(
             _compat.COMPLETIONS_ROUTE, {**body, PARAMS_FIELD: {HINTS_FIELD: {"tier": state}}}

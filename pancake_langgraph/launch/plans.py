@@ -8,11 +8,11 @@ from typing import Literal, get_args
 from urllib.parse import SplitResult, urlsplit
 
 from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.tiers.naming import KVCodec
 
 Device = Literal["auto", "cpu", "gpu"]
 Dtype = Literal["bfloat16", "float32", "float16", "auto"]
 DiskAdapter = Literal["verified", "plain"]
-TierCodec = Literal["exact", "int8", "int4"]
 
 _MIN_POOL_BYTES = 1_000_000
 #: What the engine takes.
@@ -67,7 +67,7 @@ class TierPlan:
     """Most bytes in that folder, over all servers that use it and with what earlier runs left; at least 16 MB."""
     l2_key_file: Path | None = None
     """File with the key that encrypts the disk tier, 32 bytes or 64 hexadecimal digits.  `None`: checksums only."""
-    l2_codec: TierCodec = "exact"
+    l2_codec: KVCodec = "exact"
     """How KV is packed below host memory, on disk and in L3, where a model asks for nothing else: as it is, or in 8 or
     4 bits per number, which changes it a little."""
     l3_url: str | None = None
@@ -109,8 +109,8 @@ class TierPlan:
             raise ConfigError(f"port and http_port: got {self.port} for both, allowed are two different ports")
 
     def _check_below_host(self) -> None:
-        if self.l2_codec not in get_args(TierCodec):
-            raise ConfigError(f"l2_codec: got {self.l2_codec!r}, allowed are {', '.join(get_args(TierCodec))}")
+        if self.l2_codec not in get_args(KVCodec):
+            raise ConfigError(f"l2_codec: got {self.l2_codec!r}, allowed are {', '.join(get_args(KVCodec))}")
         if self.l2_codec != "exact" and self.l2_adapter != "verified":
             raise ConfigError(f"l2_codec: got {self.l2_codec!r} with l2_adapter {self.l2_adapter!r}; use 'verified'")
         if self.l3_url is not None:

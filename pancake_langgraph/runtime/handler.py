@@ -180,7 +180,7 @@ class RuntimeHandler(GraphCallbackHandler):
                 prompt=Prompt.of(payload.get("messages") or (), payload.get("tools")),
                 cache_salt=extra.get("cache_salt") or payload.get("cache_salt"),
                 max_tokens=max_tokens if isinstance(max_tokens, int) else None,
-                pool_hint_id=extras.pool_hint_id,
+                hints=extras.hints,
             )
         )
         return extras.body

@@ -43,7 +43,6 @@ class HintDesk:
         self._release: OrderedDict[str, None] = OrderedDict()
         self._retire: OrderedDict[str, int] = OrderedDict()
         self._waiting = PoolHints()  # what `for_call` reads: replaced, never changed
-        self._sent: OrderedDict[UUID, PoolHints] = OrderedDict()
         self._of_run: OrderedDict[UUID, OrderedDict[str, tuple[AgentKey, TokenPrefix]]] = OrderedDict()
         self._of_agent: OrderedDict[tuple[AgentKey, str | None], tuple[UUID, tuple[int, ...]]] = OrderedDict()
 
@@ -65,20 +64,15 @@ class HintDesk:
         """Return the hints for a call that may ask for a tool.  May be called from any thread."""
         ttl_s = hold_ttl_s(None, longest_s=self._state.settings.action_ttl_s)
         hold = HoldHint(f"{self._runtime}-{run_id.hex}", _ALL_TOKENS, ttl_s, hold_priority(None))
-        hints = replace(self._waiting, hold=hold)
-        self._sent[run_id] = hints
-        return hints
+        return replace(self._waiting, hold=hold)
 
-    def call_sent(self, run_id: UUID) -> None:
+    def call_sent(self, hints: PoolHints) -> None:
         """Take in that a call is on its way: its answer will not tell what became of its hints; they count as done."""
-        hints = self._sent.pop(run_id, None)
-        if hints is not None:
-            for hint_id in hints.release:
-                self._release.pop(hint_id, None)
-            for hint in hints.retire:
-                self._retire.pop(hint.hint_id, None)
-            self._publish()
-        _bound(self._sent, MAX_WAITING)
+        for hint_id in hints.release:
+            self._release.pop(hint_id, None)
+        for hint in hints.retire:
+            self._retire.pop(hint.hint_id, None)
+        self._publish()
 
     def call_held(self, expectation: Expectation, hint_id: str, num_tokens: int) -> None:
         """A call that carried a hold has ended and will be continued as `expectation` says.

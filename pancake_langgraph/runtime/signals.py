@@ -11,6 +11,7 @@ from uuid import UUID
 from langchain_core.messages import AIMessage
 
 from pancake_langgraph._types import Prompt, ThreadId, Usage
+from pancake_langgraph.engines.pool_hints import PoolHints
 from pancake_langgraph.ledger import SpanKind, SpanStatus
 from pancake_langgraph.prompts.fields import Fields
 
@@ -44,14 +45,14 @@ class Opened(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """A model call's exact request is known and about to be sent; `pool_hint_id` holds what it reads, when it ends."""
+    """A model call's exact request is known and about to be sent; `hints` are what it says to the engine's pool."""
 
     at_s: float
     run_id: UUID
     prompt: Prompt
     cache_salt: str | None
     max_tokens: int | None
-    pool_hint_id: str | None = None
+    hints: PoolHints | None = None
 
 
 class FirstPiece(NamedTuple):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from pancake_langgraph._errors import EngineError, TierError
-from pancake_langgraph.engines.base import Capabilities, Engine
+from pancake_langgraph.engines.base import Capabilities, Engine, TierState
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.tiers.base import Tier, TierHealth
 from pancake_langgraph.tiers.proving import prove_tier
 
 logger = logging.getLogger(__name__)
-
-#: What an engine says of a tier that it was told not to read.
-_OFF: Final = "off"
-_UNPROVEN: Final = "unproven"
 
 
 class TierWatch:
@@ -55,9 +50,9 @@ class TierWatch:
         """Take in what a probe found; somebody else may have proven the tier for this engine already."""
         self._found = found
         self._tier.identify(found.kv_identity)
-        if found.tier_state == _OFF:
+        if found.tier_state == TierState.OFF:
             self._state.tier_breaker.lock("the engine was told not to read it")
-        elif found.tier_state == _UNPROVEN:
+        elif found.tier_state == TierState.UNPROVEN:
             await self._prove(found)
         else:
             self._state.tier_breaker.unlock()

@@ -169,9 +169,10 @@ class Watcher:
             max_tokens=signal.max_tokens or DEFAULT_MAX_OUTPUT_TOKENS,
             num_prompt_tokens=claim.edge_tokens if claim and claim.edge_tokens else estimated_tokens(signal.prompt),
             claim=claim,
-            pool_hint_id=signal.pool_hint_id,
+            pool_hint_id=signal.hints.hold.hint_id if signal.hints and signal.hints.hold else None,
         )
-        self._actor.hints.call_sent(signal.run_id)
+        if signal.hints is not None:
+            self._actor.hints.call_sent(signal.hints)
         self._state.counters.calls += 1
         self._actor.give_way()
         self._actor.poke()
@@ -282,8 +283,9 @@ class Watcher:
         expected = self._expect_resume(call, answer) if pauses and answer is not None else None
         if call.pool_hint_id is None:
             return
-        if expected is not None and call.usage is not None:
-            num_tokens = call.usage.prompt_tokens + call.usage.completion_tokens
+        if expected is not None:
+            usage = call.usage
+            num_tokens = usage.prompt_tokens + usage.completion_tokens if usage is not None else call.num_prompt_tokens
             self._actor.hints.call_held(expected, call.pool_hint_id, num_tokens)
         elif signal.status is SpanStatus.OK:  # an aborted one holds nothing
             self._actor.hints.call_over(call.pool_hint_id)

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pancake_langgraph.config import Resolved
-from pancake_langgraph.engines.pool_hints import PARAMS_FIELD, hints_to_wire
+from pancake_langgraph.engines.pool_hints import PARAMS_FIELD, PoolHints, hints_to_wire
 from pancake_langgraph.runtime.hints import HintDesk
 
 
 class WireExtras(NamedTuple):
-    """Fields to merge into the request, and the id of the hint among them that holds what the call reads."""
+    """Fields to merge into the request, and the hints on the pool among them."""
 
     body: Mapping[str, Any] | None = None
-    pool_hint_id: str | None = None
+    hints: PoolHints | None = None
 
 
 def wire_extras(
@@ -28,12 +28,11 @@ def wire_extras(
     if resolved is None:
         return WireExtras()
     body: dict[str, Any] = {"return_token_ids": True} if resolved.ask_token_ids else {}
-    hint_id = None
+    hints = None
     if resolved.pool_hints and desk is not None and _may_pause(payload):
         hints = desk.for_call(run_id)
         body[PARAMS_FIELD] = hints_to_wire(hints)
-        hint_id = hints.hold.hint_id if hints.hold is not None else None
-    return WireExtras(body or None, hint_id)
+    return WireExtras(body or None, hints)
 
 
 def _may_pause(payload: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ ANSWER_TOKENS: Final = 8
 
 #: Log-probabilities from the same number of cached tokens: copies are exact, printing rounds.
 EXACT_TOLERANCE: Final = 1e-3
-#: Log-probabilities of a hit against a cold prompt, where the engine itself differs in bfloat16 (measured: 0.1).
+#: Log-probabilities of a hit against a cold prompt, where the engine itself differs in bfloat16.
 COLD_TOLERANCE: Final = 0.5
 
 #: Status of a request that could not be answered for what it says; others (no right, too many) say nothing of the tier.

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any
 from uuid import uuid4
 
@@ -92,6 +93,15 @@ async def test_the_call_that_asks_for_the_tool_holds_its_own_context_and_nothing
     assert bed.runtime.wait_idle()
     assert bed.actions(ActionState.SUBMITTED) == []
     assert [hints.hold is not None for hints in bed.server.engine.heard] == [True, True]
+
+
+async def test_a_pause_whose_call_told_no_token_counts_is_held_as_well(
+    bed: StubBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StubBed, "model", partialmethod(StubBed.model, stream_usage=False))
+    await run(attach(tool_loop(bed, pressed(bed, 4)), runtime=bed.runtime))
+    _, answer = bed.server.engine.heard
+    assert answer.release == ()  # the call that comes back finds the hold in force
 
 
 async def test_an_answer_with_a_hold_is_the_same_message_as_without(bed: StubBed) -> None:
