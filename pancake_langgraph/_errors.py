@@ -21,6 +21,12 @@ PancakeError
 │   ├── ThreadDeleted          a run wrote to a thread that had been deleted
 │   ├── StoreUnavailable       the database or server does not answer; what was not acknowledged is not stored
 │   └── SchemaMismatch         the database was made by something else, or by a later version
+├── RetrievalError             an index could not be written, read or searched
+│   ├── InvalidItem            an item may not be stored as it is
+│   ├── InvalidQuery           a search cannot be answered as it is asked
+│   ├── IndexLocked            another process writes to this index
+│   ├── CorruptIndex           stored bytes are not what was written
+│   └── EmbedderMismatch       the index holds the vectors of another embedder
 ├── TopologyError              an object is not a graph that can be read
 └── InvariantError             bookkeeping does not add up (a bug in this package)
 """
@@ -124,6 +130,30 @@ class StoreUnavailable(CheckpointError, ConnectionError):
 
 class SchemaMismatch(CheckpointError):
     """The database was made by another program or by a later version of this package."""
+
+
+class RetrievalError(PancakeError):
+    """An index could not be written, read or searched; what was acknowledged is kept."""
+
+
+class InvalidItem(RetrievalError, ValueError):
+    """An item may not be stored as it is; nothing of its batch is stored."""
+
+
+class InvalidQuery(RetrievalError, ValueError):
+    """A search cannot be answered as it is asked."""
+
+
+class IndexLocked(RetrievalError):
+    """Another process writes to this index; there is one writer and any number of readers."""
+
+
+class CorruptIndex(RetrievalError, ValueError):
+    """Stored bytes of an index are not what was written; the part is named, and the rest can be used."""
+
+
+class EmbedderMismatch(RetrievalError, ValueError):
+    """The index holds vectors of another embedder, or of another version of it."""
 
 
 class TopologyError(PancakeError, TypeError):

@@ -1,0 +1,1 @@
+"""Agent memory: vectors and documents of many agents, searched by similarity, kept on disk."""
