@@ -59,8 +59,9 @@ class Lane(Generic[_Result]):
                 is_last = left == 0
             if is_last:
                 self._guarded(partial(tell, results), None)
-                self._complete(task_id, result_of(results))
+                self._complete(task_id, self._guarded(partial(result_of, results), nothing))
 
+        nothing = result_of([default] * len(jobs))  # in the caller's thread, who hears of it if that cannot be told
         for index, job in enumerate(jobs):
             self._pool.submit(run, index, job)
         if not jobs:

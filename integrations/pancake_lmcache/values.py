@@ -23,6 +23,8 @@ _ANSWER_S: Final = 1.0
 #: How long a server that was lost is left alone: at first, and at most; doubled each time it is not back.
 _MIN_PAUSE_S: Final = 1.0
 _MAX_PAUSE_S: Final = 30.0
+#: How a server begins its answer about a key that holds no string.
+_WRONG_TYPE: Final = "WRONGTYPE"
 _Result = TypeVar("_Result")
 
 
@@ -102,7 +104,12 @@ class RedisValues:
         self._client.close()
 
     def _heads(self, identities: list[Identity]) -> list[tuple[bytes, int]] | None:
-        """Return the first bytes and the length of each value, 0 if there is none; `None` without an answer."""
+        """Return the first bytes and the length of each value, 0 if there is none; `None` without an answer.
+
+        A key of another type than a string counts as a value of one byte, which no object has.
+        """
+        import redis
+
         if not identities:
             return []
 
@@ -111,7 +118,12 @@ class RedisValues:
             for identity in identities:
                 pipeline.getrange(name_of(identity), 0, self._sealer.header_bytes(identity) - 1)
                 pipeline.strlen(name_of(identity))
-            answers = pipeline.execute()
+            answers = pipeline.execute(raise_on_error=False)
+            for number, answer in enumerate(answers):
+                if isinstance(answer, redis.RedisError):
+                    if not str(answer).startswith(_WRONG_TYPE):
+                        raise answer
+                    answers[number] = (b"", 1)[number % 2]
             return list(zip(answers[::2], answers[1::2], strict=True))
 
         return self._ask(ask, None)

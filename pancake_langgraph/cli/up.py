@@ -54,7 +54,13 @@ def state_path() -> Path:
     show_default=True,
     help="Bits per number of KV that leaves host memory; int8 and int4 change it a little.",
 )
-@click.option("--l3-url", help="Share KV through this Redis or Valkey, redis://HOST:PORT.")
+@click.option(
+    "--l3-url",
+    envvar="PANCAKE_L3_URL",
+    show_envvar=True,
+    help="Share KV through this Redis or Valkey, redis://HOST:PORT.  With a password use the variable: every user of"
+    " the machine can read arguments.",
+)
 @click.option("--l1-bytes", type=int, default=400_000_000, show_default=True, help="Host memory for KV, in bytes.")
 @click.option(
     "--kv-pool-bytes", type=int, default=200_000_000, show_default=True, help="The engine's KV pool, in bytes."

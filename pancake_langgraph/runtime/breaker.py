@@ -14,7 +14,7 @@ class Breaker:
         closed --`failures` in a row--> open --after `open_s`--> half-open --success--> closed
                                           ^------------- failure ------'
 
-    Every change between open and closed is recorded once.
+    Every change between open and closed is recorded once, and that it is locked with the reason for that.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Breaker:
 
     def lock(self, reason: str) -> None:
         """Open for good: the part answers, and wrongly.  Only `unlock` ends that."""
-        is_new = self._opened_at_s is None
+        is_new = not self._is_locked
         self._is_locked, self._opened_at_s = True, self._clock.now_s()
         if is_new:
             self._record(BreakerChanged(self._opened_at_s, self._part, is_open=True, reason=reason))

@@ -255,6 +255,21 @@ def test_a_spoiled_value_in_redis_is_a_counted_miss_and_is_written_again(
             assert server.counts["removed"] == 1
 
 
+def test_a_key_of_another_type_in_redis_is_one_miss_and_is_written_again(on_tcp: Any) -> None:
+    on_tcp.reset()
+    server = Server("redis_adapter", "VerifiedRedisAdapter", {"host": "127.0.0.1", "port": on_tcp.port})
+    with contextlib.closing(server.adapter), on_tcp.client() as client:
+        assert server.store(KEYS[:2], PAYLOADS[:2])
+        mine = next(name for name in client.keys("*") if KEYS[0].chunk_hash.hex().encode() in name)
+        client.delete(mine)
+        client.rpush(mine, b"not", b"ours")
+        assert server.lookup(KEYS[:2]) == [False, True]
+        assert server.load(KEYS[:2]) == [None, PAYLOADS[1]]
+        assert server.counts["removed"] == 1
+        assert server.store(KEYS[:2], PAYLOADS[:2])
+        assert server.load(KEYS[:2]) == PAYLOADS[:2]
+
+
 def memory_object(tensor: torch.Tensor) -> Any:
     """Return LMCache's own object around a tensor."""
     shapes, dtypes = [tensor.shape], [tensor.dtype]

@@ -51,3 +51,11 @@ def test_a_locked_one_stays_open_whatever_answers_until_it_is_unlocked() -> None
     assert not breaker.is_open
     breaker.unlock()
     assert is_open(events) == [True, False]
+
+
+def test_an_open_one_that_is_locked_says_why() -> None:
+    breaker, events = made(Clock())
+    for _ in range(3):
+        breaker.failed("no answer")
+    breaker.lock("wrong answers")
+    assert [event.reason for event in events if isinstance(event, BreakerChanged)] == ["no answer", "wrong answers"]

@@ -185,6 +185,40 @@ def test_a_wrong_answer_from_disk_is_told() -> None:
     assert "L2" in report.reason
 
 
+class Busy(Parrot):
+    """An engine that works for others: some answers differ in the last digits, the n-th as `noise` says."""
+
+    def __init__(self, tier: Tiers, noise: Callable[[int], float]) -> None:
+        super().__init__(tier, right)
+        self.noise = noise
+
+    async def recite(self, prefix: TokenPrefix, *, max_tokens: int, tier_salt: str | None = None) -> Recital:
+        said = await super().recite(prefix, max_tokens=max_tokens, tier_salt=tier_salt)
+        chance = -0.1 - self.noise(len(self.asked))
+        return Recital(said.tokens, (chance,) * len(said.tokens), said.margin, STORED if len(self.asked) > 1 else 0)
+
+
+def test_an_engine_that_works_for_others_is_asked_again_and_not_believed_to_read_wrong() -> None:
+    tier = Tiers()
+    once = Busy(tier, lambda number: 0.02 if number == 3 else 0.0)  # only the first look at the host memory
+    assert run(once, tier, clear_host=False).is_right
+    assert len(once.asked) > 3
+    tier = Tiers()
+    assert run(Busy(tier, lambda number: 0.01 * (number % 7)), tier, clear_host=False).is_right
+
+
+def test_copies_that_differ_every_time_while_the_pool_does_not_are_wrong() -> None:
+    tier = Tiers()
+    bad = recital("7", "8", "9", chance=-0.12)
+    engine = Parrot(tier, lambda place: bad if place is Place.HOST else right(place))
+    report = run(engine, tier, clear_host=False)
+    assert not report.is_right
+    assert "L0 and L1" in report.reason
+    salts = [salt for place, _, salt in engine.asked if place is Place.HOST]
+    assert len(salts) == 3
+    assert len(set(salts)) == 1  # the very object that was wrong is looked at again
+
+
 def test_the_prompt_has_two_chunks_and_some_hundred_tokens_at_least() -> None:
     assert [canary_chunks(chunk) for chunk in (16, 64, 256, 512, 1024)] == [32, 8, 2, 2, 2]
 
