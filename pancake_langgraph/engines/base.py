@@ -212,6 +212,16 @@ class ReportsEvictions(Protocol):
 
 
 @runtime_checkable
+class CountsRestarts(Protocol):
+    """An engine that notices, without being asked, that its server was started anew."""
+
+    @property
+    def restarts(self) -> int:
+        """How often that was seen since `open`; what a probe found before may not hold any more."""
+        ...
+
+
+@runtime_checkable
 class ReadsTier(Protocol):
     """An engine that can be asked where it takes KV from, and told not to take it from the tier."""
 

@@ -48,6 +48,9 @@ class KvEventSubscriber:
             if value is not None and not value.startswith(("ipc://", "tcp://")):
                 raise ConfigError(f"{name}: got {value!r}, allowed is an ipc:// or tcp:// address")
         self.index = PoolIndex()
+        #: How often the engine hung up and came back, or began to count anew.
+        self.restarts = 0
+        self._has_hung_up = False
         self._endpoint, self._replay_endpoint = endpoint, replay_endpoint
         self._on_change = on_change
         self._context: Context | None = None
@@ -117,8 +120,11 @@ class KvEventSubscriber:
                 if event == zmq.EVENT_DISCONNECTED:
                     logger.info("KV events: the engine hung up")
                     self.index.reset(complete=False)
+                    self._has_hung_up = True
                 else:
                     logger.debug("KV events: connected")
+                    self.restarts += self._has_hung_up
+                    self._has_hung_up = False
                     await self._resync()
             self._changed()
 
@@ -140,6 +146,7 @@ class KvEventSubscriber:
             if stamp_s <= self._last_stamp_s:
                 return  # already seen through a replay
             logger.info("KV events: the engine started over")
+            self.restarts += 1
             await self._resync(batch)
         elif self._should_retry():
             await self._resync(batch)

@@ -108,6 +108,11 @@ class VllmEngine(OpenAIEngine):
         self._found = found
         return found
 
+    @property
+    def restarts(self) -> int:
+        """How often the server was seen to start anew; needs KV events."""
+        return self._subscriber.restarts if self._subscriber is not None else 0
+
     def add_residency_listener(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the engine's loop after each change of the pool."""
         self._listeners.append(callback)

@@ -17,7 +17,7 @@ from pancake_langgraph._clock import Clock, MonotonicClock
 from pancake_langgraph._errors import PancakeError, RuntimeClosed
 from pancake_langgraph._types import Outcome, ThreadId
 from pancake_langgraph.config import EngineFacts, Resolved, RuntimeSettings, resolve
-from pancake_langgraph.engines.base import Capabilities, Engine, ReportsEvictions
+from pancake_langgraph.engines.base import Capabilities, CountsRestarts, Engine, ReportsEvictions
 from pancake_langgraph.engines.registry import create_engine
 from pancake_langgraph.forecast import Forecaster, create_forecaster
 from pancake_langgraph.ledger import Ledger, LedgerStatistics, SpanKind
@@ -109,6 +109,7 @@ class Runtime:
             settings, clock=self._clock, ledger=self.ledger, forecaster=forecaster or create_forecaster()
         )
         self._tier_watch = TierWatch(self._state, self._engine, self._tier)
+        self._probed_at_restarts = 0
         self._phases = PhaseWatch(self._state.forecaster)
         self._knowledge = Knowledge.of(settings.forecast_dir, self._state.forecaster)
         self._background = BackgroundLoop("pancake-runtime")
@@ -336,7 +337,9 @@ class Runtime:
     async def _probe(self) -> Resolved:
         await self._engine.open()
         await self._tier.open()
+        restarts = self._restarts()
         found = await self._engine.probe()
+        self._probed_at_restarts = restarts
         resolved = resolve(self.settings, _facts(found))
         if self._state.resolved is None:
             level = logging.INFO if resolved.hold or self._engine.name == "null" else logging.WARNING
@@ -373,9 +376,10 @@ class Runtime:
                 self._spawn(self._tier_watch.tier_came_back())
 
     async def _look_again(self) -> None:
-        """Probe an engine that had failed: it may have come back with another pool or model."""
+        """Probe an engine that had failed or was started anew: it may have come back with another pool or model."""
         breaker = self._state.engine_breaker
-        if self._state.resolved is None or not breaker.is_open or not breaker.may_try():
+        is_due = breaker.is_open or self._restarts() != self._probed_at_restarts
+        if self._state.resolved is None or not is_due or not breaker.may_try():
             return
         try:
             async with self._probing:
@@ -386,6 +390,9 @@ class Runtime:
             breaker.succeeded()
             if self._actor is not None:
                 self._actor.poke()
+
+    def _restarts(self) -> int:
+        return self._engine.restarts if isinstance(self._engine, CountsRestarts) else 0
 
     def _copy_expectations(self) -> tuple[ExpectedCall, ...]:
         self._mailbox.drain()

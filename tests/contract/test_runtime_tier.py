@@ -37,6 +37,7 @@ class Reader(BridgedEngine):
     tier_state = "unproven"
     from_tier = "7"
     probes = 0
+    restarts = 0
     judged: tuple[bool, ...] = ()
     read: tuple[TokenPrefix, ...] = ()
     fails = False
@@ -138,6 +139,18 @@ def test_an_engine_that_was_told_not_to_read_the_tier_is_believed() -> None:
     with opened(tier_state="off") as bed:
         assert eventually(lambda: len(bed.breaker_reasons()) == 1)
         assert bed.reader.judged == ()
+
+
+def test_an_engine_that_was_started_anew_while_nobody_called_it_is_probed_and_its_tier_proven_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_module, "_SWEEP_S", 0.005)
+    with opened() as bed:
+        assert eventually(lambda: bed.reader.judged == (True,))
+        assert bed.reader.probes == 1
+        bed.reader.restarts = 1
+        assert eventually(lambda: bed.reader.judged == (True, True))
+        assert bed.reader.probes == 2
 
 
 def test_a_bug_while_proving_is_counted_and_costs_the_proof_only() -> None:

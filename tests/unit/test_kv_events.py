@@ -192,6 +192,37 @@ async def test_an_engine_that_goes_away_makes_residency_unknown_until_it_is_back
             await until(lambda: not index.complete)
 
 
+async def test_restarts_of_the_engine_are_counted(folder):
+    async with Publisher(folder) as publisher:
+        changed = asyncio.Event()
+        subscriber = KvEventSubscriber(
+            publisher.endpoint, replay_endpoint=publisher.replay_endpoint, on_change=lambda index: changed.set()
+        )
+
+        async def until(condition) -> None:
+            async with asyncio.timeout(5):
+                while not condition():
+                    changed.clear()
+                    await changed.wait()
+
+        await subscriber.start()
+        try:
+            for first in (0, 100):
+                await publisher.publish(stored(first))
+            await until(lambda: subscriber.index.num_blocks == 2)
+            assert subscriber.restarts == 0
+            publisher.start_over()
+            await publisher.publish(stored(200))
+            await until(lambda: subscriber.index.num_blocks == 1)
+            assert subscriber.restarts == 1
+            await publisher.__aexit__()
+            await until(lambda: not subscriber.index.complete)
+            async with Publisher(folder):
+                await until(lambda: subscriber.restarts == 2)
+        finally:
+            await subscriber.stop()
+
+
 async def test_garbage_is_not_an_event(folder):
     async with Publisher(folder) as publisher, following(publisher) as (index, until):
         await until(lambda: index.complete)
