@@ -117,12 +117,12 @@ class PoolHintContract:
             engine.read(chain(f"c{number}", 8))
         assert (engine.resident(chain("a", 8)), engine.resident(chain("b", 8))) == (8, 0)
 
-    def test_held_contexts_go_lowest_priority_first_then_in_the_order_of_their_hints(self, engine: Engine) -> None:
+    def test_held_contexts_go_lowest_priority_first_then_the_one_held_last(self, engine: Engine) -> None:
         engine.carry("1", chain("a", 4), priority=5)
         engine.carry("2", chain("b", 4), priority=1)
         engine.carry("3", chain("c", 4), priority=5)
         engine.read(chain("d", 4))
-        assert engine.names() == "dbac"
+        assert engine.names() == "dbca"
 
     def test_who_needs_held_blocks_gets_them_from_the_end_of_the_lowest(self, engine: Engine) -> None:
         engine.carry("1", chain("a", 8), priority=1)
@@ -197,7 +197,7 @@ class PoolHintContract:
         assert engine.carry("4", chain("d", 16), priority=1).state is HintState.ACCEPTED
         assert engine.book.held_tokens <= engine.book.cap_tokens
         assert (engine.book.lapsed, engine.book.num_hints) == (1, 2)  # of the other the beginning is left
-        assert [chain("b", 12).index(h) for h in engine.book.hashes_of("2")] == [0, 1, 2, 3]
+        assert [chain("a", 12).index(h) for h in engine.book.hashes_of("1")] == [0, 1, 2, 3]
 
     def test_what_the_pool_has_lost_counts_under_the_cap_no_more(self, engine: Engine) -> None:
         engine.carry("1", chain("a", 20))

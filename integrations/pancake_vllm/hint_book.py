@@ -45,8 +45,11 @@ class _Held:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """What decides who is given up first."""
-        return self.priority, self.number
+        """What decides who is given up first: among equals the one that was held last.
+
+        Pauses of one kind take about as long, so that who has waited longest comes back next.
+        """
+        return self.priority, -self.number
 
 
 class HintBook:

@@ -55,7 +55,7 @@ class FakePoolHints:
             is_lost = bool(wanted) and not self._pool.holds(wanted[0])
             return HintAnswer(HintVerb.HOLD, hint.hint_id, HintState.MISSING if is_lost else HintState.REJECTED, 0)
         self._number += 1
-        self._held[hint.hint_id] = _Held(taken, (hint.priority, self._number), self._clock.now_s() + hint.ttl_s)
+        self._held[hint.hint_id] = _Held(taken, (hint.priority, -self._number), self._clock.now_s() + hint.ttl_s)
         self._known[hint.hint_id] = taken
         state = HintState.ACCEPTED if len(taken) == hint.num_tokens // size else HintState.CLIPPED
         return HintAnswer(HintVerb.HOLD, hint.hint_id, state, len(taken) * size)
