@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pancake_langgraph._errors import InvalidItem, InvalidQuery, RetrievalError
-from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Query, VectorEngine, View
+from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Query, TouchesItems, VectorEngine, View
 from pancake_langgraph.retrieval.filters import matches
 
 DIM = 8
@@ -373,6 +373,23 @@ class VectorEngineContract:
             clock.now_s = now_s
             found.append("".join(sorted(keys(find(engine, vector(1.0))))))
         assert found == ["pqr", "pq", "pq", "p"]
+
+    def test_an_item_that_is_touched_or_put_again_lives_as_long_as_was_said_last(self, opener: Opener) -> None:
+        clock = Clock(100.0)
+        engine = opener.open(clock=clock)
+        stored = [an_item(key, vector(1.0), expires_at_s=110.0, updated_at_s=100.0) for key in "pq"]
+        engine.put(stored)
+        wanted: dict[ItemId, float | None] = {stored[0].id: 130.0, stored[1].id: None, ItemId((), "gone"): 130.0}
+        if isinstance(engine, TouchesItems):
+            assert engine.touch(wanted) == 2
+        else:
+            engine.put([replace(item, expires_at_s=wanted[item.id]) for item in stored])
+        engine = opener.reopen(engine)
+        clock.now_s = 129.0
+        assert [item.updated_at_s for item in engine.items(View())] == [100.0, 100.0]
+        assert [hit.score for hit in find(engine, vector(1.0))] == [1.0, 1.0]
+        clock.now_s = 130.0
+        assert keys(find(engine, vector(1.0))) == ["q"]
 
     # -- what is refused ------------------------------------------------------------------------------------------
 
