@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable
+from typing import cast
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.retrieval.base import VectorEngine
@@ -21,13 +23,14 @@ class LateEngine:
         self,
         engine: VectorEngine | None,
         path: str | os.PathLike[str] | None,
-        learn_dim: Callable[[], int],
+        learn_dim: Callable[[], int] | None,
         fingerprint: Callable[[], str | None] | str | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Use `engine`, or the index at `path`, or one in memory; open nothing yet.
 
-        `learn_dim` gives the length of vectors; `fingerprint` tells the embedder from others, and may be computed when
-        it is needed.
+        `learn_dim` gives the length of vectors, `None` says that there will be none; `fingerprint` tells the embedder
+        from others, and may be computed when it is needed; items expire by `clock`.
 
         Raises:
             ConfigError: if both an engine and a path are given.
@@ -38,6 +41,7 @@ class LateEngine:
         self._path = None if path is None else os.fspath(path)
         self._learn_dim = learn_dim
         self._fingerprint = fingerprint
+        self._clock = clock
         self._lock = threading.Lock()
         self._opened: VectorEngine | None = None
 
@@ -63,12 +67,12 @@ class LateEngine:
     def _open(self) -> VectorEngine:
         if self._given is not None:
             return self._given
-        dim = self._learn_dim()
+        dim = None if self._learn_dim is None else self._learn_dim()
         if self._path is None:
             from pancake_langgraph.retrieval.memory_engine import MemoryVectorEngine
 
-            return MemoryVectorEngine(dim)
+            return MemoryVectorEngine(dim or 1, clock=self._clock)
         fingerprint = self._fingerprint() if callable(self._fingerprint) else self._fingerprint
         disk_engine = importlib.import_module("pancake_langgraph.retrieval.disk_engine")
-        engine: VectorEngine = disk_engine.DiskVectorEngine(self._path, dim=dim, fingerprint=fingerprint)
-        return engine
+        opened = disk_engine.DiskVectorEngine(self._path, dim=dim, fingerprint=fingerprint, clock=self._clock)
+        return cast("VectorEngine", opened)
