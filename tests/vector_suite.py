@@ -43,7 +43,10 @@ class Opener:
         raise NotImplementedError
 
     def reopen(self, engine: VectorEngine) -> VectorEngine:
-        """Close an engine that is kept and return it as another process would find it; others stay as they are."""
+        """Close an engine that is kept and return it as another process would find it; others stay as they are.
+
+        Append what is returned to `opened`, so that it is closed in the end.
+        """
         return engine
 
     def stir(self, engine: VectorEngine) -> None:

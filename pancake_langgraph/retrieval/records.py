@@ -80,8 +80,9 @@ def namespace_matches(namespace: Namespace, conditions: Sequence[MatchCondition]
 
 
 def _plain(item: Item) -> dict[str, Any]:
+    """Return the value of a record; items that were stored otherwise, documents for example, are shown whole."""
     value = item.value.get(_VALUE)
-    return dict(value) if isinstance(value, Mapping) else {}
+    return dict(value if isinstance(value, Mapping) else item.value)
 
 
 def _moment(time_s: float) -> datetime:

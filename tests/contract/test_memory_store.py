@@ -27,6 +27,7 @@ from pancake_langgraph._errors import (
 )
 from pancake_langgraph.memory_store import PancakeStore
 from pancake_langgraph.retrieval.memory_engine import MemoryVectorEngine
+from pancake_langgraph.vector_store import PancakeVectorStore
 from tests.embedders import AsyncWordEmbedder, BrokenEmbedder, WordEmbedder, text_vector
 from tests.vector_suite import Clock
 
@@ -396,6 +397,13 @@ def test_a_view_sees_its_branches_and_nothing_else(team: PancakeStore) -> None:
     assert ann.get(("team",), "gate") is not None
     assert ann.list_namespaces() == [("agents", "ann"), ("agents", "ann", "deep"), ("team",)]
     assert ann.list_namespaces(max_depth=1) == [("agents",), ("team",)]
+
+
+def test_documents_on_the_same_engine_are_seen_as_they_are(embedder: WordEmbedder) -> None:
+    engine = MemoryVectorEngine(16)
+    PancakeVectorStore(embedder, engine=engine).add_texts(["red"], [{"n": 1}], ids=["a"])
+    [found] = PancakeStore(index={"dims": 16, "embed": embedder}, engine=engine).search(("documents",), query="red")
+    assert (found.key, found.value) == ("a", {"text": "red", "metadata": {"n": 1}})
 
 
 def test_a_view_writes_only_where_it_may(team: PancakeStore) -> None:
