@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from pancake_langgraph.chat_model import PancakeChatModel
     from pancake_langgraph.config import RuntimeSettings
     from pancake_langgraph.ledger import Ledger
+    from pancake_langgraph.memory_store import PancakeStore
     from pancake_langgraph.phases import Phase, phase
     from pancake_langgraph.runtime import Runtime, attach, runtime_of
     from pancake_langgraph.saver import PancakeSaver
+    from pancake_langgraph.vector_store import PancakeVectorStore
 
 __all__ = [
     "Ledger",
     "PancakeChatModel",
     "PancakeError",
     "PancakeSaver",
+    "PancakeStore",
+    "PancakeVectorStore",
     "Phase",
     "Runtime",
     "RuntimeSettings",
@@ -40,6 +44,8 @@ _HOMES = {
     "PancakeChatModel": "pancake_langgraph.chat_model",
     "PancakeError": "pancake_langgraph._errors",
     "PancakeSaver": "pancake_langgraph.saver",
+    "PancakeStore": "pancake_langgraph.memory_store",
+    "PancakeVectorStore": "pancake_langgraph.vector_store",
     "Phase": "pancake_langgraph.phases",
     "Runtime": "pancake_langgraph.runtime",
     "RuntimeSettings": "pancake_langgraph.config",

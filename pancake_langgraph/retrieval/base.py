@@ -114,13 +114,13 @@ class VectorEngine(Protocol):
         ...
 
     def get(self, ids: Sequence[ItemId]) -> list[Item | None]:
-        """Return items in the order of `ids`, `None` for those that are not there or have expired."""
+        """Return items in the order of `ids`, with their vectors; `None` for those not there or expired."""
         ...
 
     def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
         """Return for each query its hits, best first; equal scores are ordered by id.
 
-        An item with several vectors is found once, by its nearest.
+        An item with several vectors is found once, by its nearest.  The vectors of found items may be left out.
 
         Raises:
             InvalidQuery: for a vector of another length or with NaN or infinity, a limit under 0, an unknown filter.
@@ -141,4 +141,13 @@ class VectorEngine(Protocol):
 
     def close(self) -> None:
         """End background work and release files; later calls raise `RetrievalError`.  May be called twice."""
+        ...
+
+
+@runtime_checkable
+class TouchesItems(Protocol):
+    """An engine that can move the time at which items expire without storing them again."""
+
+    def touch(self, expiries: Mapping[ItemId, float | None]) -> int:
+        """Set `expires_at_s` of items and nothing else of them; return how many were there."""
         ...

@@ -1,0 +1,78 @@
+"""Opens an engine when it is first used: by then it is known how long the embedder's vectors are."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.retrieval.base import VectorEngine
+
+
+class LateEngine:
+    """An engine that was given, or one that is made when first asked for.  Thread safe.
+
+    What was given belongs to whoever gave it and is never closed here.
+    """
+
+    def __init__(
+        self,
+        engine: VectorEngine | None,
+        path: str | os.PathLike[str] | None,
+        learn_dim: Callable[[], int] | None,
+        fingerprint: Callable[[], str | None] | str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Use `engine`, or the index at `path`, or one in memory; open nothing yet.
+
+        `learn_dim` gives the length of vectors, `None` says that there will be none; `fingerprint` tells the embedder
+        from others, and may be computed when it is needed; items expire by `clock`.
+
+        Raises:
+            ConfigError: if both an engine and a path are given.
+        """
+        if engine is not None and path is not None:
+            raise ConfigError("engine and path: got both, allowed is one of them; an engine knows its own path")
+        self._given = engine
+        self._path = None if path is None else os.fspath(path)
+        self._learn_dim = learn_dim
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._opened: VectorEngine | None = None
+
+    def get(self) -> VectorEngine:
+        """Return the engine; the first call opens it and may have a text embedded, so never call it on a loop.
+
+        Raises:
+            EmbeddingError: if the embedder's answer is no vector.
+            RetrievalError: if the index cannot be opened.
+        """
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def close(self) -> None:
+        """Close what was opened here; a later `get` opens it again.  Idempotent."""
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None and opened is not self._given:
+            opened.close()
+
+    def _open(self) -> VectorEngine:
+        if self._given is not None:
+            return self._given
+        dim = None if self._learn_dim is None else self._learn_dim()
+        if self._path is None:
+            from pancake_langgraph.retrieval.memory_engine import MemoryVectorEngine
+
+            return MemoryVectorEngine(dim or 1, clock=self._clock)
+        fingerprint = self._fingerprint() if callable(self._fingerprint) else self._fingerprint
+        disk_engine = importlib.import_module("pancake_langgraph.retrieval.disk_engine")
+        opened = disk_engine.DiskVectorEngine(self._path, dim=dim, fingerprint=fingerprint, clock=self._clock)
+        return cast("VectorEngine", opened)
