@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 
@@ -34,6 +35,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     with FakeEngineServer(FakeEngine(FakeEngineSettings(model="doc"))) as server:
         scope: dict[str, Any] = {"builder": builder(), "saver": InMemorySaver(), "checkpointer": InMemorySaver()}
+        scope["embeddings"] = DeterministicFakeEmbedding(size=384)
         with Runtime(RuntimeSettings(engine="null")) as runtime:
             scope["graph"] = attach(builder().compile(), runtime=runtime)  # pages that begin after the attaching
         for block in blocks:
