@@ -26,7 +26,10 @@ PancakeError
 │   ├── InvalidQuery           a search cannot be answered as it is asked
 │   ├── IndexLocked            another process writes to this index
 │   ├── CorruptIndex           stored bytes are not what was written
-│   └── EmbedderMismatch       the index holds the vectors of another embedder
+│   ├── EmbedderMismatch       the index holds the vectors of another embedder
+│   ├── EmbeddingError         an embedder's answer cannot be used
+│   ├── RetrievalOverloaded    too many searches wait already
+│   └── RetrievalTimeout       no answer within the limit
 ├── TopologyError              an object is not a graph that can be read
 └── InvariantError             bookkeeping does not add up (a bug in this package)
 """
@@ -154,6 +157,18 @@ class CorruptIndex(RetrievalError, ValueError):
 
 class EmbedderMismatch(RetrievalError, ValueError):
     """The index holds vectors of another embedder, or of another version of it."""
+
+
+class EmbeddingError(RetrievalError, ValueError):
+    """An embedder answered with something that is no vector for each text; the message says what, not the text."""
+
+
+class RetrievalOverloaded(RetrievalError):
+    """More work waits than is allowed; nothing of this was queued, and it may be tried again later."""
+
+
+class RetrievalTimeout(RetrievalError, TimeoutError):
+    """A search or an embedding gave no answer within the limit; it may still be under way."""
 
 
 class TopologyError(PancakeError, TypeError):
