@@ -13,13 +13,15 @@ import functools
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from pancake_langgraph._errors import EmbedderMismatch, EmbeddingError
+
+if TYPE_CHECKING:  # engines compare fingerprints, and do without LangChain
+    from langchain_core.embeddings import Embeddings
 
 _VERSION: Final = "e1"
 _DOCUMENTS: Final = (
@@ -98,6 +100,16 @@ class Fingerprint:
                 f"same texts are {self.distance(other):.2f} apart, allowed is {_MAX_DISTANCE}. Use the embedder that "
                 f"the index was made with, or make a new index."
             )
+
+
+def are_of_one_embedder(one: str, other: str) -> bool:
+    """Whether two texts name one embedder: they are equal, or fingerprints that are near each other.  Never raises."""
+    if one == other:
+        return True
+    try:
+        return Fingerprint.parse(one).is_same(Fingerprint.parse(other))
+    except EmbedderMismatch:
+        return False
 
 
 def fingerprint(embedder: Embeddings) -> Fingerprint:

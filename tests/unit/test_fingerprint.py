@@ -10,7 +10,7 @@ from langchain_core.embeddings import Embeddings
 
 from pancake_langgraph._errors import EmbedderMismatch, EmbeddingError
 from pancake_langgraph.retrieval.embedding import BatchedEmbeddings
-from pancake_langgraph.retrieval.fingerprint import Fingerprint, fingerprint
+from pancake_langgraph.retrieval.fingerprint import Fingerprint, are_of_one_embedder, fingerprint
 
 
 class Model(Embeddings):
@@ -60,6 +60,16 @@ def test_another_embedder_of_the_same_size_differs() -> None:
 def test_another_size_length_prefix_or_version_differs(other: Model) -> None:
     assert not fingerprint(Model("a")).is_same(fingerprint(other))
     assert not fingerprint(other).is_same(fingerprint(Model("a")))
+
+
+def test_names_of_embedders_are_compared_as_fingerprints_where_they_are_some() -> None:
+    model = Model("a", noise=1e-3)
+    one, again, other = str(fingerprint(model)), str(fingerprint(model)), str(fingerprint(Model("b")))
+    assert one != again
+    assert are_of_one_embedder(one, again)
+    assert not are_of_one_embedder(one, other)
+    assert are_of_one_embedder("my model", "my model")
+    assert not are_of_one_embedder("my model", one)
 
 
 def test_batching_does_not_change_a_fingerprint() -> None:
