@@ -29,7 +29,7 @@ _DOCUMENTS: Final = (
     "Set the retry limit to 3 and restart the service; the queue drains in about 40 seconds.",
     "def area(radius): return 3.14159 * radius ** 2",
     "She asked whether the train to Lisbon leaves before noon.",
-    "Die Rechnung ist bis zum 31. März zu bezahlen.",
+    "Was kostet die Fahrt zum Flughafen am Samstag?",
     "error: permission denied while opening the configuration file",
 )
 _QUERIES: Final = ("how do I change the retry limit", "train to Lisbon in the morning")

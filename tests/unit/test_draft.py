@@ -315,15 +315,15 @@ def _shifted(steps: Sequence[Step], ahead: int) -> Iterator[tuple[Step | None, S
 
 def test_the_workload_is_like_real_text(shelves: Shelves, steps: Sequence[Step]) -> None:
     last: dict[str, set[PartitionId]] = {}
-    drafts, followings = [], []
+    drafts, next_shares = [], []
     for step in steps:
         needed = {entry.id for entry in shelves.partitions(step.vector, PER_QUERY)}
         drafts.append(len(needed & {entry.id for entry in shelves.partitions(step.draft, PER_QUERY)}) / PER_QUERY)
         if step.agent in last:
-            followings.append(len(needed & last[step.agent]) / PER_QUERY)
+            next_shares.append(len(needed & last[step.agent]) / PER_QUERY)
         last[step.agent] = needed
     assert 0.5 < np.mean(drafts) < 0.6  # measured on real text: 0.55
-    assert 0.18 < np.mean(followings) < 0.25  # measured: 0.215
+    assert 0.18 < np.mean(next_shares) < 0.25  # measured: 0.215
 
 
 def test_drafts_and_averages_beat_recency_at_a_small_budget(shelves: Shelves, steps: Sequence[Step]) -> None:
