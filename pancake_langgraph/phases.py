@@ -1,4 +1,4 @@
-"""Declaring what a node or tool does: `@phase(kind=..., expect_s=..., may_need=[...])`.
+"""Declaring what a node or tool does: `@phase(kind=..., expect_s=..., may_need=[...], retrieves=...)`.
 
 A declaration never changes what is decorated.  It is a mark under `__pancake_phase__` that an attached runtime, the
 compiled plan and `pancake explain` read; without one, all of it is learnt from runs.
@@ -11,7 +11,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeVar, cast, get_args
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, get_args
 
 from pancake_langgraph._errors import ConfigError
 
@@ -32,6 +32,14 @@ _MAX_DEPTH = 6
 _MAX_OBJECTS = 64
 
 
+class TakesDrafts(Protocol):
+    """What a node or tool may retrieve from: an index that gets ready for a query of which there is a draft only."""
+
+    def draft(self, agent: str, text: str) -> None:
+        """Take in the likely words of the next query of `agent`, which is a thread's id; return at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """What is declared about one node or tool; `None` and empty mean "not declared, learn it".
@@ -40,7 +48,8 @@ class Phase:
     code does something) or "io" (waits for the outside).  `blocking`: whether what follows waits for it.  `expect_s`:
     its usual duration in seconds, used until enough runs were measured.  `may_need`: nodes that may run because of it,
     as named in the graph.  `prompt`: what its model call will read: a text, messages, or a callable from state to
-    messages; it is left out of `repr`.
+    messages; it is left out of `repr`.  `retrieves`: an index with a method `draft(agent, text)` that it searches; it
+    hears early what will likely be searched for.
 
     Raises:
         ConfigError: if a value is not allowed.
@@ -51,6 +60,7 @@ class Phase:
     expect_s: float | None = None
     may_need: tuple[str, ...] = ()
     prompt: Any = field(default=None, repr=False)
+    retrieves: TakesDrafts | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check all values, and turn sequences into tuples."""
@@ -61,6 +71,9 @@ class Phase:
         object.__setattr__(self, "expect_s", _seconds(self.expect_s))
         object.__setattr__(self, "may_need", _needs(self.may_need))
         object.__setattr__(self, "prompt", _prompt(self.prompt))
+        if self.retrieves is not None and not callable(getattr(self.retrieves, "draft", None)):
+            got = type(self.retrieves).__qualname__
+            raise _refused("retrieves", got, "an index with a method draft(agent, text)")
 
     @property
     def is_empty(self) -> bool:
@@ -99,6 +112,7 @@ def phase(
     expect_s: float | None = None,
     may_need: Sequence[str] = (),
     prompt: Any = None,
+    retrieves: TakesDrafts | None = None,
 ) -> Callable[[_T], _T]:
     """Return a decorator that declares what a node or tool does; the arguments are the fields of `Phase`.
 
@@ -109,11 +123,11 @@ def phase(
     Raises:
         ConfigError: if a value is not allowed, nothing is declared, or the object cannot carry a mark.
     """
-    declared = Phase(kind, blocking, expect_s, cast("tuple[str, ...]", may_need), prompt)
+    declared = Phase(kind, blocking, expect_s, cast("tuple[str, ...]", may_need), prompt, retrieves)
     if declared.is_empty:
         raise ConfigError(
-            "cannot declare a phase: got no argument, allowed are kind, blocking, expect_s, may_need and prompt. "
-            "Give at least one, such as @phase(kind='io')."
+            "cannot declare a phase: got no argument, allowed are kind, blocking, expect_s, may_need, prompt and "
+            "retrieves. Give at least one, such as @phase(kind='io')."
         )
 
     def mark(target: _T) -> _T:

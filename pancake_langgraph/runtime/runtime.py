@@ -30,6 +30,7 @@ from pancake_langgraph.runtime.expectations import ExpectedCall
 from pancake_langgraph.runtime.handler import RuntimeHandler
 from pancake_langgraph.runtime.knowledge import Knowledge
 from pancake_langgraph.runtime.phases import PhaseWatch
+from pancake_langgraph.runtime.retrievals import RetrievalWatch
 from pancake_langgraph.runtime.signals import Opened, Requested, Routed, Signal
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.runtime.tier_watch import TierWatch
@@ -111,6 +112,7 @@ class Runtime:
         self._tier_watch = TierWatch(self._state, self._engine, self._tier)
         self._probed_at_restarts = 0
         self._phases = PhaseWatch(self._state.forecaster)
+        self._retrievals = RetrievalWatch(self._state.forecaster)
         self._knowledge = Knowledge.of(settings.forecast_dir, self._state.forecaster)
         self._background = BackgroundLoop("pancake-runtime")
         self._mailbox: Mailbox[Signal] = Mailbox(self._background, self._receive, self._settle)
@@ -146,6 +148,7 @@ class Runtime:
             self._knowledge.want(graph_id)
         if phases is not None:
             self._state.forecaster.declare(graph_id, declared_for(topology, phases))
+            self._retrievals.declare(graph_id, topology, phases)
             for note in compile_plan(topology, phases).notes:
                 logger.warning("a declared phase is not used: %s", note)
         self._state.handoff_tools[graph_id] = frozenset(
@@ -295,6 +298,7 @@ class Runtime:
             if self._knowledge is not None and isinstance(signal, Opened):
                 self._knowledge.touch(signal.graph_id)
             self._phases.receive(signal)
+            self._retrievals.receive(signal)
         except Exception:  # hints fail open; counted
             level = self._state.count_bug()
             logger.log(level, "a %s signal could not be taken in", type(signal).__name__, exc_info=True)

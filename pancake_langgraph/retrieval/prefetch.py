@@ -1,0 +1,287 @@
+"""Brings the partitions of the next queries up while the model still writes these queries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Final
+
+from pancake_langgraph.retrieval.base import Vector
+from pancake_langgraph.retrieval.draft import DraftSettings, Outlook, WarmPlan
+from pancake_langgraph.retrieval.partitions import Partition, PrefetchesPartitions
+
+logger = logging.getLogger(__name__)
+
+#: What is read at once; in between it is looked whether that is still wanted.
+_CHUNK_BYTES: Final = 1 << 20
+_MAX_SEARCHES: Final = 1024
+_MAX_HINTS: Final = 256
+#: Hints between two looks for partitions that are gone.
+_CHECK_EVERY: Final = 64
+_JOIN_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchStats:
+    """Counts since the start, in partitions where nothing else is said.
+
+    `late` are needed ones that were planned and not there in time; `overtaken` are hints whose search came before they
+    were looked at; `dropped` hints and searches were too many at once; `failures` are what went wrong and was passed
+    over.  `read_bytes` were read from disk ahead of searches.
+    """
+
+    searches: int = 0
+    hints: int = 0
+    overtaken: int = 0
+    needed: int = 0
+    needed_bytes: int = 0
+    hits: int = 0
+    hit_bytes: int = 0
+    late: int = 0
+    fetched: int = 0
+    useful: int = 0
+    read_bytes: int = 0
+    warm_bytes: int = 0
+    dropped: int = 0
+    failures: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the bytes that searches needed which were warm when they came; 0 before the first."""
+        return self.hit_bytes / self.needed_bytes if self.needed_bytes else 0.0
+
+    @property
+    def precision(self) -> float:
+        """Share of what was brought up for a query that it needed; 0 before the first."""
+        return self.useful / self.fetched if self.fetched else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Search:
+    agent: str
+    vector: Vector
+    moment: int
+
+
+class PartitionPrefetcher:
+    """Keeps the partitions that agents will need warm, within a budget.
+
+    `draft`, `expect` and `searched` may be called from any thread, a loop's too: they return at once and never raise,
+    as nothing depends on a hint.  One thread does the work; it starts with the first hint and ends with `close`.  Of an
+    agent only its last draft counts, and none once its search has come.  A forked process does nothing.
+    """
+
+    def __init__(
+        self,
+        engine: PrefetchesPartitions,
+        settings: DraftSettings,
+        *,
+        embed: Callable[[str], Vector] | None = None,
+    ) -> None:
+        """Bring up partitions of `engine`; `embed` makes vectors of drafts, in the prefetcher's thread."""
+        self._engine = engine
+        self._settings = settings
+        self._embed = embed
+        self._outlook = Outlook(settings)
+        self._hints: OrderedDict[str, str | Vector | None] = OrderedDict()
+        self._searches: deque[_Search] = deque()
+        self._changed = threading.Condition(threading.Lock())
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._closed = self._busy = False
+        self._stats = PrefetchStats()
+
+    # -- the outside ----------------------------------------------------------------------------------------------
+
+    def draft(self, agent: str, text: str) -> None:
+        """Take in the first words of what an agent will ask."""
+        if text.strip():
+            self._hint(agent, text)
+
+    def expect(self, agent: str, vector: Vector | None = None) -> None:
+        """Take in that an agent will search soon, for something like `vector` where that is known."""
+        self._hint(agent, vector)
+
+    def searched(self, agent: str, vector: Vector) -> None:
+        """Take in what an agent searches for; to be called right before the search."""
+        if not self._is_here:
+            return
+        with self._changed:
+            if agent in self._hints:
+                del self._hints[agent]
+                self._count(overtaken=1)
+            if len(self._searches) >= _MAX_SEARCHES:
+                self._searches.popleft()
+                self._count(dropped=1)
+            self._searches.append(_Search(agent, vector, self._outlook.moment))
+            self._wake()
+
+    def stats(self) -> PrefetchStats:
+        """Return counts."""
+        with self._changed:
+            return replace(self._stats, warm_bytes=self._outlook.warm_bytes)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until all that was taken in is done; return whether that came true."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._hints or self._searches or self._busy), timeout_s)
+
+    def close(self) -> None:
+        """Give up what is not done yet and all memory, and end the thread.  Idempotent; does not close the engine."""
+        if not self._is_here:
+            return
+        with self._changed:
+            self._closed = True
+            self._hints.clear()
+            self._searches.clear()
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                logger.warning("the prefetcher did not end within %.0f s; its thread is left behind", _JOIN_S)
+
+    def __enter__(self) -> PartitionPrefetcher:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # -- in the caller's thread -----------------------------------------------------------------------------------
+
+    @property
+    def _is_here(self) -> bool:
+        return not self._closed and self._pid == os.getpid()
+
+    def _hint(self, agent: str, what: str | Vector | None) -> None:
+        if not self._is_here:
+            return
+        with self._changed:
+            self._hints.pop(agent, None)
+            if len(self._hints) >= _MAX_HINTS:
+                self._hints.popitem(last=False)
+                self._count(dropped=1)
+            self._hints[agent] = what
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="pancake-prefetch", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: hints fail open
+                self._hints.clear()
+                self._searches.clear()
+                self._count(failures=1)
+                return
+            self._thread = thread
+        self._changed.notify_all()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                if isinstance(task, _Search):
+                    self._settle(task)
+                else:
+                    self._bring_up(*task)
+            except Exception as exc:  # noqa: BLE001 - hints fail open, whatever the engine or embedder does; counted
+                logger.debug("a hint could not be followed: %s", type(exc).__name__)
+                self._note(failures=1)
+        try:
+            self._engine.cool(self._outlook.residents())
+        except Exception as exc:  # noqa: BLE001 - the engine may be closed by now; then nothing is warm
+            logger.debug("warm partitions could not be given up: %s", type(exc).__name__)
+
+    def _next(self) -> _Search | tuple[str, str | Vector | None] | None:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            while not (self._closed or self._hints or self._searches):
+                self._changed.wait()
+            if self._closed:
+                return None
+            self._busy = True
+            # Searches tell what hints were worth, and what the next ones are planned with.
+            return self._searches.popleft() if self._searches else self._hints.popitem(last=False)
+
+    def _settle(self, search: _Search) -> None:
+        needed = self._engine.partitions(search.vector, self._settings.per_query)
+        found = self._outlook.used(search.agent, search.vector, needed, moment=search.moment)
+        self._note(
+            searches=1,
+            needed=found.needed,
+            needed_bytes=found.needed_bytes,
+            hits=found.hits,
+            hit_bytes=found.hit_bytes,
+            late=found.late,
+            fetched=found.fetched,
+            useful=found.useful,
+        )
+        self._follow(found.plan, None)
+
+    def _bring_up(self, agent: str, hint: str | Vector | None) -> None:
+        self._note(hints=1)
+        if self._stats.hints % _CHECK_EVERY == 0:
+            self._forget_gone()
+        if isinstance(hint, str):
+            if self._embed is None:
+                return
+            hint = self._embed(hint)
+        self._follow(self._outlook.expect(agent, hint, self._engine.partitions), agent)
+
+    def _follow(self, plan: WarmPlan, agent: str | None) -> None:
+        """Do what is planned, for as long as the agent it is for has neither searched nor changed its mind."""
+        left = list(plan.warm)
+        try:
+            if plan.cool:
+                self._engine.cool(plan.cool)
+            for chunk in _chunks(plan.warm):
+                if self._is_over(agent):
+                    break
+                names = [partition.id for partition in chunk]
+                read_bytes = self._engine.warm(names)
+                self._outlook.arrived(names)
+                del left[: len(chunk)]
+                self._note(read_bytes=read_bytes)
+        finally:
+            self._outlook.lost([partition.id for partition in left])
+
+    def _is_over(self, agent: str | None) -> bool:
+        with self._changed:
+            has_searched = agent is not None and any(search.agent == agent for search in self._searches)
+            return self._closed or has_searched or agent in self._hints
+
+    def _forget_gone(self) -> None:
+        """Give back the room of partitions whose segments are gone."""
+        names = self._outlook.residents()
+        is_warm = self._engine.is_warm(names)
+        self._outlook.lost([name for name, warm in zip(names, is_warm, strict=True) if not warm])
+
+    def _note(self, **more: int) -> None:
+        with self._changed:
+            self._count(**more)
+
+    def _count(self, **more: int) -> None:
+        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + num for name, num in more.items()})
+
+
+def _chunks(partitions: Sequence[Partition]) -> Iterator[Sequence[Partition]]:
+    chunk: list[Partition] = []
+    for partition in partitions:
+        chunk.append(partition)
+        if sum(inside.num_bytes for inside in chunk) >= _CHUNK_BYTES:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,225 @@
+"""Bringing partitions up in the background: latest drafts, searches that come first, trouble, ends."""
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pancake_langgraph.retrieval.base import Vector
+from pancake_langgraph.retrieval.draft import DraftSettings
+from pancake_langgraph.retrieval.partitions import PartitionId, PrefetchesPartitions
+from pancake_langgraph.retrieval.prefetch import PartitionPrefetcher
+from tests.unit.partition_kit import Shelves, readers
+
+LIMIT_S = 30.0
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def shelves() -> Shelves:
+    return Shelves(64, 8)
+
+
+@pytest.fixture
+def prefetcher(shelves: Shelves) -> Iterator[PartitionPrefetcher]:
+    settings = DraftSettings(budget_bytes=shelves.total_bytes // 4, per_query=4)
+    with PartitionPrefetcher(shelves, settings, embed=lambda text: vector(len(text))) as made:
+        yield made
+        shelves.gate.set()
+
+
+def vector(seed: int) -> Vector:
+    found = np.random.default_rng(seed).standard_normal(8)
+    return (found / np.linalg.norm(found)).astype(np.float32)
+
+
+def near(shelves: Shelves, wanted: Vector, n: int = 4) -> set[PartitionId]:
+    return {entry.id for entry in shelves.partitions(wanted, n)}
+
+
+def test_the_shelves_keep_the_port(shelves: Shelves) -> None:
+    assert isinstance(shelves, PrefetchesPartitions)
+
+
+def test_a_draft_is_warm_when_its_search_comes(shelves: Shelves, prefetcher: PartitionPrefetcher) -> None:
+    prefetcher.draft("a", "find")
+    assert prefetcher.wait_idle(LIMIT_S)
+    assert shelves.warm_ids == near(shelves, vector(4))
+    prefetcher.searched("a", vector(4))
+    assert prefetcher.wait_idle(LIMIT_S)
+    stats = prefetcher.stats()
+    assert (stats.hits, stats.needed, stats.late, stats.useful, stats.fetched) == (4, 4, 0, 4, 4)
+    assert stats.hit_rate == stats.precision == 1.0
+    assert stats.read_bytes == stats.warm_bytes == stats.hit_bytes == stats.needed_bytes > 0
+
+
+def test_an_expected_search_brings_up_what_the_agent_asked_last(
+    shelves: Shelves, prefetcher: PartitionPrefetcher
+) -> None:
+    prefetcher.searched("a", vector(1))
+    prefetcher.wait_idle(LIMIT_S)
+    prefetcher._outlook.lost(list(shelves.warm_ids))
+    shelves.warm_ids.clear()
+    prefetcher.expect("a")
+    prefetcher.wait_idle(LIMIT_S)
+    assert shelves.warm_ids == near(shelves, vector(1))
+    prefetcher.expect("b", vector(2))
+    prefetcher.wait_idle(LIMIT_S)
+    assert shelves.warm_ids == near(shelves, vector(1)) | near(shelves, vector(2))
+
+
+def test_of_an_agents_drafts_only_the_last_is_followed(shelves: Shelves, prefetcher: PartitionPrefetcher) -> None:
+    shelves.gate.clear()
+    prefetcher.expect("busy", vector(9))
+    assert shelves.began.acquire(timeout=LIMIT_S)
+    for text in ("a", "ab", "abc"):
+        prefetcher.draft("a", text)
+    shelves.gate.set()
+    prefetcher.wait_idle(LIMIT_S)
+    assert shelves.warm_ids == near(shelves, vector(9)) | near(shelves, vector(3))
+    assert prefetcher.stats().hints == 2
+
+
+def test_a_search_that_comes_first_makes_its_draft_void(shelves: Shelves, prefetcher: PartitionPrefetcher) -> None:
+    shelves.gate.clear()
+    prefetcher.expect("busy", vector(9))
+    assert shelves.began.acquire(timeout=LIMIT_S)
+    prefetcher.expect("a", vector(1))
+    prefetcher.searched("a", vector(2))
+    shelves.gate.set()
+    prefetcher.wait_idle(LIMIT_S)
+    assert not near(shelves, vector(1)) - near(shelves, vector(9)) - near(shelves, vector(2)) & shelves.warm_ids
+    assert (prefetcher.stats().overtaken, prefetcher.stats().hints) == (1, 1)
+
+
+def test_the_rest_of_a_draft_is_given_up_when_its_search_comes() -> None:
+    shelves = Shelves(8, 8, sizes=[MEGABYTE] * 8)
+    settings = DraftSettings(budget_bytes=4 * MEGABYTE, per_query=4)
+    with PartitionPrefetcher(shelves, settings) as prefetcher:
+        shelves.gate.clear()
+        prefetcher.expect("a", vector(1))
+        assert shelves.began.acquire(timeout=LIMIT_S)
+        prefetcher.searched("a", vector(1))
+        shelves.gate.set()
+        prefetcher.wait_idle(LIMIT_S)
+        stats = prefetcher.stats()
+        assert next(len(ids) for what, ids in shelves.log if what == "warm") == 1  # not all four
+        assert (stats.hits, stats.late, stats.needed, stats.fetched) == (0, 4, 4, 1)
+
+
+def test_memory_is_given_back_before_more_is_taken() -> None:
+    shelves = Shelves(64, 8, sizes=[1] * 64)
+    with PartitionPrefetcher(shelves, DraftSettings(budget_bytes=4, per_query=4)) as prefetcher:
+        for seed in range(20):
+            prefetcher.expect("a", vector(seed))
+            prefetcher.wait_idle(LIMIT_S)
+            assert shelves.warm_ids == near(shelves, vector(seed))
+    warm = 0
+    for what, ids in shelves.log:
+        warm += len(ids) if what == "warm" else -len(ids)
+        assert 0 <= warm <= 4
+
+
+def test_partitions_that_are_gone_give_their_room_back(shelves: Shelves, prefetcher: PartitionPrefetcher) -> None:
+    prefetcher.expect("a", vector(1))
+    prefetcher.wait_idle(LIMIT_S)
+    assert prefetcher.stats().warm_bytes > 0
+    shelves.warm_ids.clear()  # a merge: other segments from now on
+    prefetcher._forget_gone()
+    assert prefetcher.stats().warm_bytes == 0
+
+
+@pytest.mark.parametrize("what", ["warm", "embed", "partitions"])
+def test_trouble_is_counted_and_passed_over(
+    shelves: Shelves, prefetcher: PartitionPrefetcher, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise OSError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetcher if what == "embed" else shelves, "_embed" if what == "embed" else what, fail)
+        prefetcher.draft("a", "words")
+        assert prefetcher.wait_idle(LIMIT_S)
+    assert prefetcher.stats().failures == 1
+    assert prefetcher.stats().warm_bytes == 0
+    prefetcher.draft("a", "words")
+    prefetcher.wait_idle(LIMIT_S)
+    assert shelves.warm_ids == near(shelves, vector(5))
+
+
+def test_a_vector_of_another_length_is_trouble_too(prefetcher: PartitionPrefetcher) -> None:
+    prefetcher.expect("a", np.zeros(3, np.float32))
+    prefetcher.searched("a", np.zeros(3, np.float32))
+    prefetcher.wait_idle(LIMIT_S)
+    stats = prefetcher.stats()
+    assert stats.failures + stats.overtaken == 2
+    assert stats.warm_bytes == 0
+
+
+def test_an_empty_draft_and_one_without_an_embedder_mean_nothing(shelves: Shelves) -> None:
+    with PartitionPrefetcher(shelves, DraftSettings(budget_bytes=1000)) as prefetcher:
+        prefetcher.draft("a", "  ")
+        assert prefetcher.stats().hints == 0
+        prefetcher.draft("a", "words")
+        prefetcher.wait_idle(LIMIT_S)
+        assert prefetcher.stats().failures == 0
+    assert shelves.log == [("cool", ())]
+
+
+def test_too_many_hints_push_out_the_oldest(shelves: Shelves, prefetcher: PartitionPrefetcher) -> None:
+    shelves.gate.clear()
+    prefetcher.expect("busy", vector(9))
+    assert shelves.began.acquire(timeout=LIMIT_S)
+    for n in range(300):
+        prefetcher.expect(f"agent {n}", vector(9))
+    for _ in range(1100):
+        prefetcher.searched("other", vector(9))
+    shelves.gate.set()
+    prefetcher.wait_idle(LIMIT_S)
+    stats = prefetcher.stats()
+    assert (stats.hints, stats.searches, stats.dropped) == (257, 1024, 44 + 76)
+
+
+def test_close_gives_all_memory_back_and_stops(shelves: Shelves) -> None:
+    prefetcher = PartitionPrefetcher(shelves, DraftSettings(budget_bytes=10_000, per_query=4))
+    prefetcher.expect("a", vector(1))
+    prefetcher.wait_idle(LIMIT_S)
+    assert shelves.warm_ids
+    prefetcher.close()
+    assert not shelves.warm_ids
+    assert "pancake-prefetch" not in {thread.name for thread in threading.enumerate()}
+    prefetcher.expect("a", vector(2))
+    prefetcher.searched("a", vector(2))
+    prefetcher.close()
+    assert not shelves.warm_ids
+
+
+def test_a_forked_process_does_nothing(
+    shelves: Shelves, prefetcher: PartitionPrefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        with prefetcher._changed:  # another thread may have held it at the fork
+            prefetcher.expect("a", vector(1))
+            prefetcher.searched("a", vector(1))
+            prefetcher.close()
+    assert prefetcher.wait_idle(LIMIT_S)
+    assert shelves.log == []
+
+
+def test_readers_find_most_of_what_they_need() -> None:
+    shelves = Shelves(512, 24)
+    settings = DraftSettings(budget_bytes=shelves.total_bytes // 20, per_query=8)
+    with PartitionPrefetcher(shelves, settings) as prefetcher:
+        for step in readers(num_agents=16, num_steps=400, dim=24):
+            prefetcher.expect(step.agent, step.draft)
+            assert prefetcher.wait_idle(LIMIT_S)
+            prefetcher.searched(step.agent, step.vector)
+            assert prefetcher.wait_idle(LIMIT_S)
+            assert sum(shelves.parts[n].num_bytes for _, n in shelves.warm_ids) <= settings.budget_bytes
+        stats = prefetcher.stats()
+    assert stats.hit_rate >= 0.5
+    assert stats.failures == stats.late == stats.dropped == 0
