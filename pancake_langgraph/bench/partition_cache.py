@@ -32,7 +32,9 @@ class PartitionCache:
         with path.open("wb") as stream:
             for number in range(index.nlist):
                 size = index.invlists.list_size(number)
-                rows = faiss.rev_swig_ptr(index.invlists.get_ids(number), size).copy() if size else np.empty(0, np.int64)
+                rows = (
+                    faiss.rev_swig_ptr(index.invlists.get_ids(number), size).copy() if size else np.empty(0, np.int64)
+                )
                 stream.write(base[rows].tobytes())
                 self._rows.append(rows)
                 self._starts.append(start)

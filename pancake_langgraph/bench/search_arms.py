@@ -1,4 +1,4 @@
-"""What `pancake bench retrieval` compares: each arm opened over one set of vectors, searched by the number of a query."""
+"""What `pancake bench retrieval` compares: arms over one set of vectors, searched by the number of a query."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SEARCH_ARM_TEXT: Final[Mapping[SearchArm, str]] = {
     SearchArm.LANGCHAIN_FAISS: "FAISS of langchain-community as from_embeddings makes it, in memory",
     SearchArm.LANGGRAPH_MEMORY: "InMemoryStore of LangGraph with an index, in memory",
     SearchArm.CHROMA: "chroma, PersistentClient",
-    SearchArm.LRU: "partitions of whole vectors on disk behind an LRU cache of the bytes that pancake holds; pages dropped",
+    SearchArm.LRU: "partitions of whole vectors on disk, an LRU cache of pancake's bytes, pages dropped as in pancake-cold",
     SearchArm.PANCAKE: "DiskVectorEngine, everything merged",
     SearchArm.PANCAKE_COLD: "the same engine, its pages dropped from the system's cache before each search",
 }

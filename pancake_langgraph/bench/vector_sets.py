@@ -96,9 +96,11 @@ def _roles(corpus: Corpus) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     wanted = max(1, round(len(documents) * HELD_OUT_SHARE))
     # Runs of neighboring pairs, so that an agent can walk through a document.
     for start in np.random.default_rng(1).permutation(pairs[:: 2 * _WALK]):
-        for row in range(start, start + 2 * _WALK, 2):
-            if row + 1 < len(documents) and documents[row] == documents[row + 1] == documents[start]:
-                chosen.append(row)
+        chosen.extend(
+            row
+            for row in range(start, start + 2 * _WALK, 2)
+            if row + 1 < len(documents) and documents[row] == documents[row + 1] == documents[start]
+        )
         if len(chosen) >= wanted:
             break
     query_rows = np.unique(np.array(chosen, dtype=np.int64))

@@ -61,7 +61,11 @@ class MiniLMEmbeddings(Embeddings):
         self._lock = threading.Lock()
 
     def encode(
-        self, texts: Sequence[str], *, on_done: Callable[[int], None] | None = None, out: NDArray[np.float32] | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        on_done: Callable[[int], None] | None = None,
+        out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Return the vectors of `texts` in their order, shape `(len(texts), 384)`, float32.
 
