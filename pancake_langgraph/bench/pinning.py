@@ -12,15 +12,19 @@ from typing import Final
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+def limit_threads() -> None:
+    """Tell numeric libraries that are not imported yet to use one thread, unless the environment says otherwise."""
+    for name in _THREAD_VARIABLES:
+        os.environ.setdefault(name, "1")
+
+
 @contextlib.contextmanager
 def one_core() -> Iterator[int | None]:
     """Hold all threads of this process, and those that they start, on one core; yield its number.
 
-    Where the system cannot do that, `None` is yielded and only the numeric libraries that are imported later are told
-    to use one thread.
+    Where the system cannot do that, `None` is yielded, and `limit_threads` is all that was done.
     """
-    for name in _THREAD_VARIABLES:
-        os.environ.setdefault(name, "1")
+    limit_threads()
     if not hasattr(os, "sched_setaffinity"):
         yield None
         return

@@ -93,7 +93,7 @@ def run_retrieval(plan: RetrievalPlan, on_progress: Progress, *, embed: Embed, o
         plan: What to run.
         on_progress: Told what happens, at least when something takes long.
         embed: The embedder of text.
-        open_engine: Opens an empty engine of ours in a folder, for vectors of a length.
+        open_engine: Opens our engine in a folder, for vectors of a length; it keeps what is put in when it is closed.
 
     Raises:
         ConfigError: if there is too little text.
@@ -153,7 +153,8 @@ def _run_set(
     truth = nearest(vectors.base, vectors.queries[trace], K, on_progress)
     samples: Samples = {arm: {} for arm in chosen}
     with scratch_folder(plan.folder) as folder, closing(SearchArms(vectors, folder, on_progress, open_engine)) as arms:
-        opened = {arm: arms.open(arm) for arm in chosen}
+        # Ours first: what others share with it must not be counted as theirs, nor the other way round.
+        opened = {arm: arms.open(arm) for arm in sorted(chosen, key=lambda arm: arm is not SearchArm.PANCAKE)}
         for repeat in range(plan.repeats):
             shift = repeat % len(chosen)
             first = repeat * plan.searches

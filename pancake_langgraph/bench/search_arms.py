@@ -7,7 +7,7 @@ import gc
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +28,8 @@ K: Final = 10
 TARGET_RECALL: Final = 0.95
 _TUNING_QUERIES: Final = 200
 _KNOBS: Final = (8, 16, 32, 64, 128, 256)
+#: Searches before an arm's memory is weighed.
+_FIRST_SEARCHES: Final = 20
 _PUT_ROWS: Final = 2_000
 _CHROMA_ROWS: Final = 5_000
 
@@ -53,7 +55,7 @@ SEARCH_ARM_TEXT: Final[Mapping[SearchArm, str]] = {
     SearchArm.LANGCHAIN_FAISS: "FAISS of langchain-community as from_embeddings makes it, in memory",
     SearchArm.LANGGRAPH_MEMORY: "InMemoryStore of LangGraph with an index, in memory",
     SearchArm.CHROMA: "chroma, PersistentClient",
-    SearchArm.LRU: "partitions of whole vectors on disk, an LRU cache of pancake's bytes, pages dropped as in pancake-cold",
+    SearchArm.LRU: "partitions of whole vectors on disk, an LRU cache as large as what pancake holds, cold",
     SearchArm.PANCAKE: "DiskVectorEngine, everything merged",
     SearchArm.PANCAKE_COLD: "the same engine, its pages dropped from the system's cache before each search",
 }
@@ -63,6 +65,7 @@ LARGE_ARMS: Final = frozenset(
 )
 #: Arms that run on the large set only: on a small one the cache of a few percent holds next to nothing.
 ONLY_LARGE_ARMS: Final = frozenset({SearchArm.LRU, SearchArm.PANCAKE_COLD})
+_OUR_ARMS: Final = frozenset({SearchArm.LRU, SearchArm.PANCAKE, SearchArm.PANCAKE_COLD})
 #: Module and distribution that an arm needs.
 _NEEDED: Final[Mapping[SearchArm, Sequence[tuple[str, str]]]] = {
     SearchArm.FLAT: (("faiss", "faiss-cpu"),),
@@ -115,6 +118,7 @@ class SearchArms:
         self._set, self._folder, self._say, self._open_engine = vectors, folder, on_progress, open_engine
         self._stack = ExitStack()
         self._engine: VectorEngine | None = None
+        self._is_made = False
         self._ivf: Any = None
         self._tuning = np.arange(len(vectors.queries))[-_TUNING_QUERIES:]
         self._truth = nearest(vectors.base, vectors.queries[self._tuning], K, on_progress)
@@ -126,6 +130,8 @@ class SearchArms:
     def open(self, arm: SearchArm) -> OpenedArm:
         """Open an arm and measure how much memory that takes."""
         self._say(f"{self._set.name}: building {arm} over {len(self._set.base):,} vectors")
+        if arm in _OUR_ARMS:
+            self._made_engine()
         before = _resident_bytes()
         opener: Mapping[SearchArm, Callable[[], OpenedArm]] = {
             SearchArm.FLAT: self._flat,
@@ -139,18 +145,26 @@ class SearchArms:
             SearchArm.PANCAKE_COLD: self._pancake_cold,
         }
         opened = opener[arm]()
+        for query in self._tuning[:_FIRST_SEARCHES]:  # what is mapped counts when it was read
+            opened.search(int(query))
         grown = max(0, _resident_bytes() - before)
         return OpenedArm(opened.search, opened.prepare, opened.memory_bytes or grown, opened.setting)
 
     @property
     def engine(self) -> VectorEngine:
-        """The engine of our arms, built when first asked for."""
+        """The engine of our arms, built and opened when first asked for."""
         if self._engine is None:
-            engine = self._open_engine(self._folder / "pancake", self._set.dim)
-            self._stack.callback(engine.close)
-            fill_engine(engine, self._set, self._say)
-            self._engine = engine
+            self._made_engine()
+            self._engine = self._open_engine(self._folder / "pancake", self._set.dim)
+            self._stack.callback(self._engine.close)
         return self._engine
+
+    def _made_engine(self) -> None:
+        """Build our index and close it again, so that opening it can be weighed."""
+        if not self._is_made:
+            self._is_made = True
+            with closing(self._open_engine(self._folder / "pancake", self._set.dim)) as engine:
+                fill_engine(engine, self._set, self._say)
 
     # -- the arms ---------------------------------------------------------------------------------------------------
 
@@ -240,7 +254,7 @@ class SearchArms:
 
     def _pancake(self) -> OpenedArm:
         engine = self.engine
-        return OpenedArm(lambda query: _search_engine(engine, self._set.queries[query]))
+        return OpenedArm(lambda query: _search_engine(engine, self._set.queries[query]), setting="its defaults")
 
     def _pancake_cold(self) -> OpenedArm:
         engine = self.engine

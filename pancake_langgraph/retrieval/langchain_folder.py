@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,21 @@ from pancake_langgraph._errors import ConfigError, CorruptIndex
 
 #: Larger files are refused: all of it has to fit into memory at once.
 MAX_PICKLE_BYTES: Final = 8_000_000_000
+
+#: What reading a damaged or foreign pickle ends in.
+_DAMAGE: Final = (
+    pickle.UnpicklingError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    EOFError,
+    ArithmeticError,
+    AssertionError,
+    struct.error,
+    RecursionError,
+    MemoryError,
+)
 
 
 class _Held:
@@ -56,8 +72,11 @@ _KNOWN: Final[Mapping[tuple[str, str], type]] = {
 }
 
 
-class _Reader(pickle.Unpickler):
-    """Knows the names of `_KNOWN` and no other."""
+class _Reader(pickle._Unpickler):
+    """Knows the names of `_KNOWN` and no other.
+
+    It is the reader in Python: the one in C reserves as much memory as a damaged file asks for.
+    """
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return the stand-in for a name."""
@@ -67,6 +86,10 @@ class _Reader(pickle.Unpickler):
             raise pickle.UnpicklingError(
                 f"it names {module_name}.{global_name}, which no store of langchain consists of"
             ) from None
+
+    def get_extension(self, code: int) -> None:
+        """Refuse names that a process has given numbers to."""
+        raise pickle.UnpicklingError(f"it names extension {code}, which no store of langchain consists of")
 
     def persistent_load(self, pid: Any) -> Any:
         """Refuse what points outside of the file."""
@@ -99,8 +122,7 @@ def read_saved_documents(path: Path) -> list[SavedDocument]:
     try:
         loaded = _Reader(io.BytesIO(path.read_bytes())).load()
         documents = list(_documents(loaded))
-    except (pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError) as exc:
-        # Every one of these is what a damaged or foreign pickle ends in.
+    except _DAMAGE as exc:
         raise CorruptIndex(
             f"{path.name} is not what langchain's FAISS store saves ({exc}); nothing of it was run. "
             "Allowed is a folder that its `save_local` wrote"
