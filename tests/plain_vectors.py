@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -19,11 +20,16 @@ def hashed(texts: Sequence[str]) -> NDArray[np.float32]:
     vectors = np.zeros((len(texts), DIM), dtype=np.float32)
     for row, text in enumerate(texts):
         for word in text.split():
-            seed = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "big")
-            vectors[row] += np.random.default_rng(seed).standard_normal(DIM).astype(np.float32)
+            vectors[row] += _word(word)
         vectors[row, 0] += 1e-3  # a text without words
         vectors[row] /= np.linalg.norm(vectors[row])
     return vectors
+
+
+@functools.cache
+def _word(word: str) -> NDArray[np.float32]:
+    seed = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "big")
+    return np.random.default_rng(seed).standard_normal(DIM).astype(np.float32)
 
 
 class HashedEmbeddings(Embeddings):

@@ -42,6 +42,7 @@ from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.search_arms import K, OpenEngine, recall
 from pancake_langgraph.bench.statistics import compare_arms, describe_arms
 from pancake_langgraph.bench.vector_sets import Embed, VectorSet, nearest, walks
+from pancake_langgraph.retrieval.log import Ack
 
 AGENTS: Final = 16
 #: Slow arms do at least so many steps, whatever the time.
@@ -109,7 +110,7 @@ class Notes:
 
 
 def run_agent_memory(
-    plan: AgentMemoryPlan, on_progress: Progress, *, embed: Embed, open_engine: Callable[[str], OpenEngine]
+    plan: AgentMemoryPlan, on_progress: Progress, *, embed: Embed, open_engine: Callable[[Ack], OpenEngine]
 ) -> BenchResult:
     """Run all arms.
 
@@ -117,7 +118,7 @@ def run_agent_memory(
         plan: What to run.
         on_progress: Told what happens, at least when something takes long.
         embed: The embedder of text.
-        open_engine: Returns for `none` (acknowledged before it is on disk) or `sync` (after) what opens ours.
+        open_engine: Returns what opens ours for `none` (acknowledged when the system has it) or `group` (on disk).
 
     Raises:
         ConfigError: if there is too little text.

@@ -26,6 +26,7 @@ from pancake_langgraph.bench.search_arms import (
 )
 from pancake_langgraph.bench.vector_sets import VectorSet
 from pancake_langgraph.retrieval.base import Item, ItemId, Namespace, Query, VectorEngine, View
+from pancake_langgraph.retrieval.log import Ack
 
 #: How many langchain fetches before it filters, as one has to set it by hand.
 FETCH_K: Final = 60
@@ -50,9 +51,9 @@ MEMORY_ARM_TEXT: Final[Mapping[MemoryArm, str]] = {
     MemoryArm.LANGCHAIN_FAISS: f"FAISS of langchain-community, filter function, fetch_k {FETCH_K}, not on disk",
     MemoryArm.LANGCHAIN_FAISS_DURABLE: "the same, save_local after each insert",
     MemoryArm.LANGGRAPH_MEMORY: "InMemoryStore, one search of the shared and one of the own namespace",
-    MemoryArm.CHROMA: "chroma, PersistentClient, `where agent in [shared, own]`, on disk",
-    MemoryArm.HNSWLIB: f"hnswlib, ef {_EF}, filter function, nothing kept on disk",
-    MemoryArm.PANCAKE: "DiskVectorEngine, shared and own namespace in one view, inserts not waited for on disk",
+    MemoryArm.CHROMA: "chroma, PersistentClient, filter `$in` over shared and own, on disk",
+    MemoryArm.HNSWLIB: f"hnswlib, ef {_EF}, filter function, not on disk; fewer found than asked for is an error there",
+    MemoryArm.PANCAKE: "DiskVectorEngine, shared and own namespace in one view, inserts left to the system to write",
     MemoryArm.PANCAKE_DURABLE: "the same, each insert on disk when it returns",
 }
 _NEEDED: Final[Mapping[MemoryArm, Sequence[tuple[str, str]]]] = {
@@ -96,7 +97,7 @@ class AgentMemory(Protocol):
 
 
 def open_memory(
-    arm: MemoryArm, vectors: VectorSet, folder: Path, on_progress: Progress, open_engine: Callable[[str], OpenEngine]
+    arm: MemoryArm, vectors: VectorSet, folder: Path, on_progress: Progress, open_engine: Callable[[Ack], OpenEngine]
 ) -> AgentMemory:
     """Return an arm's memory with all of `base` shared; `open_engine(ack)` opens ours."""
     on_progress(f"{vectors.name}: building {arm} over {len(vectors.base):,} vectors")
@@ -110,7 +111,7 @@ def open_memory(
         return _Chroma(vectors, folder / arm, on_progress)
     if arm is MemoryArm.HNSWLIB:
         return _Hnswlib(vectors)
-    engine = open_engine("sync" if arm is MemoryArm.PANCAKE_DURABLE else "none")(folder / arm, vectors.dim)
+    engine = open_engine("group" if arm is MemoryArm.PANCAKE_DURABLE else "none")(folder / arm, vectors.dim)
     fill_engine(engine, vectors, on_progress)
     return PancakeMemory(engine, vectors)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,12 @@ class PartitionCache:
         """Set how many partitions a search looks through."""
         self._nprobe = nprobe
 
-    def search(self, vector: NDArray[np.float32], k: int) -> Sequence[int]:
+    def search(self, vector: NDArray[np.float32], k: int) -> list[int]:
         """Return the rows of the best, best first."""
         near = np.argsort(-(self._centers @ vector))[: self._nprobe]
         scores = np.concatenate([self._partition(int(number)) @ vector for number in near])
         rows = np.concatenate([self._rows[int(number)] for number in near])
-        return rows[np.argsort(-scores)[:k]]  # type: ignore[no-any-return] # numpy says Any
+        return rows[np.argsort(-scores)[:k]].tolist()  # type: ignore[no-any-return] # numpy says Any
 
     def drop_pages(self) -> None:
         """Ask the system to forget what it has cached of the file; what is cached here stays."""

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +30,8 @@ QUERY_WORDS: Final = 26
 HELD_OUT_SHARE: Final = 0.12
 #: Queries that follow each other in a document.
 _WALK: Final = 4
-#: Texts between two looks at the clock, and between two files.
-_PART_TEXTS: Final = 4_096
+#: Texts, or mixes, between two looks at the clock, and between two files.
+_PART_TEXTS, _PART_MIXES = 256, 65_536
 _BLOCK_ROWS: Final = 65_536
 _PROGRESS_S: Final = 2.0
 #: Length of the noise on a mix of two vectors of length one.
@@ -73,6 +74,7 @@ def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, name: str, 
         lambda start, stop: embed(every[start:stop]),
         on_progress,
         what="embedding",
+        part=_PART_TEXTS,
     )
     texts = len(corpus.texts)
     return VectorSet(
@@ -119,7 +121,15 @@ def clustered_set(real: VectorSet, rows: int, on_progress: Progress, *, folder: 
         digest = hashlib.sha256(base.tobytes()).hexdigest()[:16]
         path = folder / f"clustered-{digest}-{seed}-{_NOISE}"
         more = rows - len(base)
-        base = _kept(path, more, lambda a, b: _mixes(real.base, a, b, seed), on_progress, what="mixing", head=base)
+        base = _kept(
+            path,
+            more,
+            lambda a, b: _mixes(real.base, a, b, seed),
+            on_progress,
+            what="mixing",
+            part=_PART_MIXES,
+            head=base,
+        )
     return VectorSet(
         name="clustered",
         base=base[:rows],
@@ -148,8 +158,8 @@ def _mixes(base: Vectors, start: int, stop: int, seed: int) -> Vectors:
 def nearest(base: Vectors, queries: Vectors, k: int, on_progress: Progress | None = None) -> NDArray[np.int64]:
     """Return the rows with the largest inner products, best first, computed without an index; equal ones by row."""
     k = min(k, len(base))
-    best = np.full((len(queries), 0), 0, dtype=np.int64)
-    scores = np.full((len(queries), 0), 0, dtype=np.float32)
+    best: NDArray[np.int64] = np.empty((len(queries), 0), dtype=np.int64)
+    scores: Vectors = np.empty((len(queries), 0), dtype=np.float32)
     ticker = _Ticker(on_progress, "exact neighbors", len(base))
     for start in range(0, len(base), _BLOCK_ROWS):
         block = queries @ base[start : start + _BLOCK_ROWS].T
@@ -171,6 +181,7 @@ def _kept(
     on_progress: Progress,
     *,
     what: str,
+    part: int,
     head: Vectors | None = None,
 ) -> Vectors:
     """Return `head` and `rows` vectors behind it, part by part from files below `path`.
@@ -182,12 +193,12 @@ def _kept(
     ticker = _Ticker(on_progress, what, rows)
     every: Vectors | None = None
     with folder_lock(path.with_name(f".{path.name}.lock")):
-        for start in range(0, rows, _PART_TEXTS):
-            stop = min(start + _PART_TEXTS, rows)
-            part = _part(path / f"{start}-{stop}.npy", lambda a=start, b=stop: make(a, b))
+        for start in range(0, rows, part):
+            stop = min(start + part, rows)
+            made = _part(path / f"{start}-{stop}.npy", partial(make, start, stop))
             if every is None:
-                every = np.empty((before + rows, part.shape[1]), dtype=np.float32)
-            every[before + start : before + stop] = part
+                every = np.empty((before + rows, made.shape[1]), dtype=np.float32)
+            every[before + start : before + stop] = made
             ticker.at(stop)
     if every is None:
         raise ConfigError(f"{what}: got {rows} vectors to make, allowed is 1 or more; ask for more with --chunks")

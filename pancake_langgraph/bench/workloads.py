@@ -208,7 +208,13 @@ def _vector_bench(name: str, options: BenchOptions, on_progress: Progress) -> Be
         ) from exc
     if name == RETRIEVAL_BENCH:
         return vector_benches.retrieval(options, on_progress)
-    return vector_benches.agent_memory(options, on_progress)
+    if not options.live_s:
+        return vector_benches.agent_memory(options, on_progress)
+    engine_plan = servers_plan(options).engine(pool_tokens=POOL_TOKENS, tier=None)
+    on_progress("starting an engine")
+    with EngineProcess(engine_plan, name="agent-memory engine") as engine:
+        model = (engine.base_url, engine.plan.served_model_name)
+        return vector_benches.agent_memory(options, on_progress, model=model)
 
 
 def _kv_quality(options: BenchOptions, on_progress: Progress) -> BenchResult:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 @click.option(
     "--corpus", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Take texts of this folder."
 )
+@click.option(
+    "--live-s", default=0.0, show_default=True, type=float, help="Seconds with a model in `agent-memory`; 0: without."
+)
 @click.option("--arms", default="", help="Only these arms, with commas: plain,pancake. [default: all]")
 def bench(
     name: str,
@@ -58,6 +61,7 @@ def bench(
     large: int,
     searches: int,
     corpus: Path | None,
+    live_s: float,
     arms: str,
 ) -> None:
     """Run workload NAME with all arms interleaved.
@@ -90,6 +94,7 @@ def bench(
             large_rows=large,
             searches=searches,
             corpus=corpus,
+            live_s=live_s,
             arms=tuple(filter(None, (part.strip() for part in arms.split(",")))),
         )
         result = run_bench(name, options, lambda text: progress.log(text, highlight=False))

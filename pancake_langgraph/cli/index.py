@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -158,25 +157,31 @@ def import_index(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(path: Path, as_json: bool) -> None:
     """Show what INDEX holds."""
+    from pancake_langgraph.retrieval.inspection import describe
+
     with _one_line():
-        facts = asdict(_disk_engine().describe(path))
+        facts = asdict(describe(path))
     if as_json:
-        click.echo(json.dumps(facts, indent=1, default=str))
+        click.echo(json.dumps(facts, indent=1))
         return
-    for name, value in facts.items():
-        click.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+    segments = facts.pop("segments")
+    click.echo(_in_line(facts))
+    for segment in segments:
+        click.echo(f"segment {_in_line(segment)}")
 
 
 @index.command()
 @_INDEX
 def verify(path: Path) -> None:
     """Read all of INDEX and say what is damaged; the exit status is 1 if anything is."""
+    from pancake_langgraph.retrieval.inspection import verify as read_all
+
     with _one_line():
-        problems = list(_disk_engine().verify(path))
-    for problem in problems:
-        click.echo(str(problem), err=True)
-    if problems:
-        raise click.ClickException(f"{len(problems)} parts of {path} are damaged; the rest can be used")
+        findings = read_all(path)
+    for finding in findings:
+        click.echo(str(finding), err=True)
+    if findings:
+        raise click.ClickException(f"{len(findings)} files of {path} are damaged; what is in the others can be used")
     click.echo(f"{path} is whole")
 
 
@@ -184,15 +189,16 @@ def verify(path: Path) -> None:
 @_INDEX
 def compact(path: Path) -> None:
     """Merge the parts of INDEX and give back what deleted items take."""
+    from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
+    from pancake_langgraph.retrieval.inspection import describe
+
     started_s = time.monotonic()
     with _one_line():
-        facts = _disk_engine().describe(path)
-        engine: Any = _disk_engine().DiskVectorEngine(path, dim=facts.dim, fingerprint=facts.fingerprint)
-        with closing(engine):
-            before = engine.stats().disk_bytes
+        before = describe(path).num_bytes  # where there is no index, none is begun
+        with closing(DiskVectorEngine(path)) as engine:
             show_progress("merging", 0.0)
             engine.compact()
-            after = engine.stats().disk_bytes
+        after = describe(path).num_bytes
     click.echo(f"{before:,} bytes before, {after:,} bytes now ({time.monotonic() - started_s:.1f} s)")
 
 
@@ -208,26 +214,24 @@ def _one_line() -> Iterator[None]:
         raise click.ClickException(str(exc)) from exc
 
 
-def _disk_engine() -> Any:
-    """Return the module of the engine that keeps its items on disk; it needs Faiss."""
-    try:
-        return importlib.import_module("pancake_langgraph.retrieval.disk_engine")
-    except ImportError as exc:
-        raise ConfigError(
-            f"indexes need the package {exc.name}, which is not installed; pip install faiss-cpu"
-        ) from exc
-
-
 def _open(path: Path, embedder: Embeddings) -> VectorEngine:
     """Open or make the index for what an embedder makes."""
+    from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
     from pancake_langgraph.retrieval.fingerprint import fingerprint
+    from pancake_langgraph.retrieval.inspection import describe
+    from pancake_langgraph.retrieval.manifest import CURRENT
 
-    module, made_by = _disk_engine(), fingerprint(embedder)
+    made_by = fingerprint(embedder)
     kept = str(made_by)
-    if (path / "CURRENT").exists():
-        kept = module.describe(path).fingerprint or kept
-        made_by.check(kept)
-    return module.DiskVectorEngine(path, dim=made_by.dim, fingerprint=kept)  # type: ignore[no-any-return] # by name
+    if (path / CURRENT).exists() and (stored := describe(path).fingerprint) is not None:
+        made_by.check(stored)
+        kept = stored  # two sketches of one embedder differ in their last digits
+    return DiskVectorEngine(path, dim=made_by.dim, fingerprint=kept)
+
+
+def _in_line(facts: Mapping[str, Any]) -> str:
+    shown = (f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in facts.items())
+    return ", ".join(shown)
 
 
 def _labels(namespace: str) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench import agent_memory, retrieval, search_arms, vector_benches, vector_sets
+from pancake_langgraph.bench.agent_live import LiveArm, LivePlan, run_live
+from pancake_langgraph.bench.agent_live import missing_for as live_missing_for
 from pancake_langgraph.bench.agent_memory import AGENTS, AgentMemoryPlan, run_agent_memory
 from pancake_langgraph.bench.corpus import Corpus
 from pancake_langgraph.bench.memory_arms import MemoryArm
@@ -22,7 +24,7 @@ from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.search_arms import SearchArm, missing_package, recall
 from pancake_langgraph.bench.vector_sets import VectorSet, clustered_set, nearest, real_set, walks
 from pancake_langgraph.cli.main import pancake
-from tests.plain_vectors import DIM, PlainEngine, hashed
+from tests.plain_vectors import DIM, HashedEmbeddings, PlainEngine, hashed
 
 WORDS = [f"word{number}" for number in range(300)]
 
@@ -247,6 +249,27 @@ def test_a_memory_that_leaks_or_loses_items_has_less_recall(monkeypatch: pytest.
     monkeypatch.setattr(agent_memory, "missing_for", lambda arm: None)
     found = a_memory_run(Forgets, arms=(MemoryArm.PANCAKE,))
     assert (found.summary or {})["own_found_share"] == {"pancake": 0.0}
+
+
+def test_agents_with_a_model_share_a_memory_and_are_all_served(real: VectorSet, tmp_path: Path) -> None:
+    prompts: list[str] = []
+    arms = [arm for arm in LiveArm if arm is LiveArm.PANCAKE or live_missing_for(arm) is None]
+    found = run_live(
+        LivePlan(repeats=2, run_s=0.0),
+        real,
+        arms,
+        lambda _: None,
+        embedder=HashedEmbeddings(),
+        call_model=prompts.append,
+        open_engine=kept_engines(),
+        folder=tmp_path,
+    )
+    for arm in arms:
+        assert [len(values) for values in found[arm]["search_s"]] == [AGENTS, AGENTS]  # the step that has begun
+        assert [value for values in found[arm]["recall"] for value in values] == [1.0] * 2 * AGENTS
+    assert len(prompts) == 2 * AGENTS * len(arms)
+    assert "Where is more about: " in prompts[0]
+    assert all(prompt.count("\n") == 3 for prompt in prompts)  # three texts that were found, and the question
 
 
 def test_the_command_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,25 +6,25 @@ import json
 import os
 import pickle
 import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from langchain_core.embeddings import Embeddings
+from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
+from pancake_langgraph.retrieval.inspection import describe
 
 from pancake_langgraph.cli import _embedders
 from pancake_langgraph.cli import index as index_module
 from pancake_langgraph.cli.main import pancake
-from pancake_langgraph.retrieval.base import ItemId
+from pancake_langgraph.retrieval.base import Item, ItemId, View
 from pancake_langgraph.retrieval.documents import metadata_of, text_of
 from pancake_langgraph.retrieval.fingerprint import fingerprint
-from tests.plain_vectors import HashedEmbeddings, PlainEngine
+from tests.plain_vectors import DIM, HashedEmbeddings
 
 SAVED = Path(__file__).parents[1] / "data" / "langchain_faiss"
 
@@ -39,42 +39,11 @@ class LengthEmbeddings(Embeddings):
         return self.embed_documents([text])[0]
 
 
-@dataclass
-class Shelf:
-    """Stands for the module of the disk engine: keeps engines by path, and what they were opened with."""
-
-    engines: dict[Path, PlainEngine] = field(default_factory=dict)
-    opened: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    kept: str | None = None
-
-    def engine(self, path: Path, **given: Any) -> PlainEngine:
-        self.opened.append(given)
-        self.kept = self.kept or given["fingerprint"]
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "CURRENT").touch()
-        return self.engines.setdefault(path, PlainEngine(given["dim"]))
-
-    def describe(self, path: Path) -> Any:
-        return Facts(self.engines[path].dim, self.kept, len(self.engines[path].kept))
-
-
-@dataclass(frozen=True)
-class Facts:
-    dim: int
-    fingerprint: str | None
-    num_items: int
-
-
-@pytest.fixture
-def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    made = Shelf()
-    module = ModuleType("pancake_langgraph.retrieval.disk_engine")
-    module.DiskVectorEngine = made.engine  # type: ignore[attr-defined]
-    module.describe = made.describe  # type: ignore[attr-defined]
-    module.verify = lambda path: made.problems  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return made
+def items_of(path: Path) -> dict[ItemId, Item]:
+    """Return what an index holds, with vectors."""
+    with closing(DiskVectorEngine(path, read_only=True)) as engine:
+        found = engine.get([item.id for item in engine.items(View())])
+    return {item.id: item for item in found if item is not None}
 
 
 @pytest.fixture
@@ -101,18 +70,14 @@ def a_folder(tmp_path: Path, **files: str) -> Path:
 # -- build ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_becomes_items_with_text_source_and_vector(
-    tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]
-) -> None:
+def test_a_folder_becomes_items_with_text_source_and_vector(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
     folder = a_folder(tmp_path, a="one two three four five", b="six")
     done = run("build", tmp_path / "i", folder, "--chunk-words", 2, "--embedder", "minilm")
     assert (done.exit_code, done.output) == (
         0,
         f"4 pieces of 2 documents put into {tmp_path / 'i'}, 0 old ones removed\n",
     )
-    engine = shelf.engines[tmp_path / "i"]
-    assert engine.is_closed
-    found = {name.key: item for name, item in engine.kept.items()}
+    found = {name.key: item for name, item in items_of(tmp_path / "i").items()}
     assert [(key, text_of(item)) for key, item in sorted(found.items())] == [
         ("a.txt#0", "one two"),
         ("a.txt#1", "three four"),
@@ -124,12 +89,10 @@ def test_a_folder_becomes_items_with_text_source_and_vector(
     assert metadata_of(item) == {"source": "a.txt", "chunk": 1}
     np.testing.assert_allclose(item.vectors[0], HashedEmbeddings().embed_query("three four"), rtol=1e-6)
     assert item.created_at_s == item.updated_at_s > 1e9
-    assert shelf.opened == [{"dim": 16, "fingerprint": str(fingerprint(HashedEmbeddings()))}]
+    assert describe(tmp_path / "i").fingerprint == str(fingerprint(HashedEmbeddings()))
 
 
-def test_building_again_replaces_documents_and_keeps_others(
-    tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]
-) -> None:
+def test_building_again_replaces_documents_and_keeps_others(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
     folder = a_folder(tmp_path, a="one two three four", b="six")
     options = ("--chunk-words", 2, "--embedder", "minilm", "--namespace", "team/docs")
     run("build", tmp_path / "i", folder, *options)
@@ -138,11 +101,11 @@ def test_building_again_replaces_documents_and_keeps_others(
     done = run("build", tmp_path / "i", folder, *options)
     assert "1 pieces of 1 documents" in done.output
     assert "1 old ones removed" in done.output
-    kept = {name: text_of(item) for name, item in shelf.engines[tmp_path / "i"].kept.items()}
+    kept = {name: text_of(item) for name, item in items_of(tmp_path / "i").items()}
     assert kept == {ItemId(("team", "docs"), "a.txt#0"): "seven", ItemId(("team", "docs"), "b.txt#0"): "six"}
 
 
-def test_many_texts_go_in_batches(tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]) -> None:
+def test_many_texts_go_in_batches(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
     sizes: list[int] = []
 
     class Counts(HashedEmbeddings):
@@ -153,11 +116,11 @@ def test_many_texts_go_in_batches(tmp_path: Path, shelf: Shelf, use: Callable[[E
     use(Counts())
     run("build", tmp_path / "i", a_folder(tmp_path, a="w " * 300), "--chunk-words", 1, "--embedder", "minilm")
     assert sizes[-3:] == [128, 128, 44]
-    assert len(shelf.engines[tmp_path / "i"].kept) == 300
+    assert len(items_of(tmp_path / "i")) == 300
 
 
 def test_another_embedder_is_refused_before_anything_is_stored(
-    tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]
+    tmp_path: Path, use: Callable[[Embeddings], None]
 ) -> None:
     folder = a_folder(tmp_path, a="one")
     run("build", tmp_path / "i", folder, "--embedder", "minilm")
@@ -165,7 +128,7 @@ def test_another_embedder_is_refused_before_anything_is_stored(
     done = run("build", tmp_path / "i", folder, "--embedder", "minilm")
     assert done.exit_code == 1
     assert "this embedder is another one than the index was made with" in done.output
-    assert len(shelf.opened) == 1
+    assert {text_of(item) for item in items_of(tmp_path / "i").values()} == {"one"}
 
 
 @pytest.mark.parametrize(
@@ -178,16 +141,16 @@ def test_another_embedder_is_refused_before_anything_is_stored(
         (("--embedder", "other"), "Invalid value for '--embedder'"),
     ],
 )
-def test_wrong_options_are_said_in_one_line(tmp_path: Path, shelf: Shelf, args: tuple[str, ...], said: str) -> None:
+def test_wrong_options_are_said_in_one_line(tmp_path: Path, args: tuple[str, ...], said: str) -> None:
     if "--namespace" in args:
         (tmp_path / "x").mkdir()
     done = run("build", tmp_path / "i", a_folder(tmp_path, a="one"), *args)
     assert done.exit_code != 0
     assert said in done.output
-    assert not shelf.engines or not shelf.engines[tmp_path / "i"].kept
+    assert not (tmp_path / "i").exists() or not items_of(tmp_path / "i")
 
 
-def test_a_folder_without_text_is_named(tmp_path: Path, shelf: Shelf) -> None:
+def test_a_folder_without_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = run("build", tmp_path / "i", tmp_path / "empty", "--embedder", "minilm")
     assert (done.exit_code, "there is no text file in" in done.output) == (1, True)
@@ -209,15 +172,13 @@ def test_a_server_is_asked_for_text_with_the_key_of_the_environment(monkeypatch:
 # -- import ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_langchain_folder_is_imported_with_its_vectors(
-    tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]
-) -> None:
+def test_a_langchain_folder_is_imported_with_its_vectors(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
     use(LengthEmbeddings())
     done = run("import", tmp_path / "i", "--from-langchain", SAVED, "--embedder", "minilm")
     assert done.exit_code == 0, done.output
     assert f"3 documents imported into {tmp_path / 'i'}" in done.output
     assert "brought to length one" in done.output  # the saved ones are longer and were compared by distance
-    kept = shelf.engines[tmp_path / "i"].kept
+    kept = items_of(tmp_path / "i")
     assert {name.key: (text_of(item), metadata_of(item)) for name, item in kept.items()} == {
         "x": ("one", {"a": 1}),
         "y": ("three", {"b": [1, 2]}),
@@ -228,7 +189,7 @@ def test_a_langchain_folder_is_imported_with_its_vectors(
 
 
 def test_the_embedder_has_to_be_the_one_that_made_the_vectors(
-    tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]
+    tmp_path: Path, use: Callable[[Embeddings], None]
 ) -> None:
     done = run("import", tmp_path / "i", "--from-langchain", SAVED, "--embedder", "minilm")
     assert "the embedder makes vectors of 16 numbers, those to import have 2" in done.output
@@ -240,11 +201,11 @@ def test_the_embedder_has_to_be_the_one_that_made_the_vectors(
     use(Turned())
     done = run("import", tmp_path / "i", "--from-langchain", SAVED, "--embedder", "minilm")
     assert (done.exit_code, "says something else of the first text" in done.output) == (1, True)
-    assert not shelf.engines
+    assert not (tmp_path / "i").exists()
 
 
 def test_a_folder_whose_pickle_would_run_something_is_refused(
-    tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]
+    tmp_path: Path, use: Callable[[Embeddings], None]
 ) -> None:
     class Attack:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -256,12 +217,10 @@ def test_a_folder_whose_pickle_would_run_something_is_refused(
     done = run("import", tmp_path / "i", "--from-langchain", folder, "--embedder", "minilm")
     assert (done.exit_code, "it names posix.mkdir" in done.output) == (1, True)
     assert not (tmp_path / "harm").exists()
-    assert not shelf.engines
+    assert not (tmp_path / "i").exists()
 
 
-def test_files_that_do_not_belong_together_are_refused(
-    tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]
-) -> None:
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
     folder = tmp_path / "saved"
     shutil.copytree(SAVED, folder)
     data = bytearray((folder / "index.faiss").read_bytes()[:-8])
@@ -275,17 +234,48 @@ def test_files_that_do_not_belong_together_are_refused(
 # -- info, verify, compact ------------------------------------------------------------------------------------------
 
 
-def test_info_verify_and_compact(tmp_path: Path, shelf: Shelf, use: Callable[[Embeddings], None]) -> None:
-    run("build", tmp_path / "i", a_folder(tmp_path, a="one"), "--embedder", "minilm")
-    assert json.loads(run("info", tmp_path / "i", "--json").output)["num_items"] == 1
-    assert "num_items: 1\n" in run("info", tmp_path / "i").output
+def test_info_says_what_there_is(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
+    run("build", tmp_path / "i", a_folder(tmp_path, a="one", b="two"), "--embedder", "minilm")
+    facts = json.loads(run("info", tmp_path / "i", "--json").output)
+    assert (facts["dim"], facts["num_items"] + facts["num_waiting"]) == (DIM, 2)
+    run("compact", tmp_path / "i")
+    [line, segment] = run("info", tmp_path / "i").output.splitlines()
+    assert f"dim {DIM}, " in line
+    assert segment.startswith("segment name ")
+    assert "num_items 2, num_dead 0, num_vectors 2" in segment
+
+
+def test_verify_names_what_is_damaged_and_fails(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
+    run("build", tmp_path / "i", a_folder(tmp_path, a="one", b="two"), "--embedder", "minilm")
+    run("compact", tmp_path / "i")
     assert run("verify", tmp_path / "i").output == f"{tmp_path / 'i'} is whole\n"
-    shelf.problems = ["segment 000003: codes.faiss has another checksum"]
+    [*_, file] = sorted((tmp_path / "i" / "seg").rglob("*.*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
     done = run("verify", tmp_path / "i")
     assert done.exit_code == 1
-    assert "segment 000003: codes.faiss has another checksum" in done.output
-    assert f"1 parts of {tmp_path / 'i'} are damaged; the rest can be used" in done.output
+    assert f"{file}: its checksum does not fit" in done.output
+    assert f"1 files of {tmp_path / 'i'} are damaged" in done.output
+
+
+def test_compact_gives_back_what_deleted_items_took(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
+    folder = a_folder(tmp_path, a="w " * 500)
+    run("build", tmp_path / "i", folder, "--chunk-words", 1, "--embedder", "minilm")
+    run("compact", tmp_path / "i")
+    a_folder(tmp_path, a="w")
+    run("build", tmp_path / "i", folder, "--chunk-words", 1, "--embedder", "minilm")
+    before = describe(tmp_path / "i").num_bytes
     done = run("compact", tmp_path / "i")
-    assert (done.exit_code, shelf.engines[tmp_path / "i"].compacted) == (0, 1)
-    assert "bytes now" in done.output
-    assert shelf.opened[-1]["fingerprint"] == shelf.opened[0]["fingerprint"]
+    assert (done.exit_code, "bytes now" in done.output) == (0, True)
+    assert describe(tmp_path / "i").num_bytes < before / 2
+    assert len(items_of(tmp_path / "i")) == 1
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "compact"])
+def test_where_there_is_no_index_one_line_says_so(tmp_path: Path, command: str) -> None:
+    done = run(command, tmp_path / "nowhere")
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert "nowhere" in done.output
+    assert not (tmp_path / "nowhere").exists()
