@@ -21,8 +21,9 @@ from langchain_core.embeddings import Embeddings
 from pancake_langgraph.bench.agent_memory import AGENTS, Notes
 from pancake_langgraph.bench.corpus import Progress
 from pancake_langgraph.bench.memory_arms import FETCH_K
+from pancake_langgraph.bench.other_stores import langchain_faiss
 from pancake_langgraph.bench.retrieval import Samples
-from pancake_langgraph.bench.search_arms import K, OpenEngine, fill_engine, langchain_faiss, missing_package, recall
+from pancake_langgraph.bench.search_arms import K, OpenEngine, fill_engine, missing_package, recall
 from pancake_langgraph.bench.vector_sets import VectorSet, nearest
 from pancake_langgraph.retrieval.base import Item, ItemId, Query, View
 from pancake_langgraph.retrieval.embedding import BatchedEmbeddings

@@ -14,16 +14,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from pancake_langgraph.bench.corpus import Progress
-from pancake_langgraph.bench.search_arms import (
-    K,
-    OpenEngine,
-    chroma_collection,
-    fill_engine,
-    langchain_faiss,
-    langgraph_store,
-    missing_package,
-    put_langgraph,
-)
+from pancake_langgraph.bench.other_stores import chroma_collection, langchain_faiss, langgraph_store, put_langgraph
+from pancake_langgraph.bench.search_arms import K, OpenEngine, fill_engine, missing_package
 from pancake_langgraph.bench.vector_sets import VectorSet
 from pancake_langgraph.retrieval.base import Item, ItemId, Namespace, Query, VectorEngine, View
 from pancake_langgraph.retrieval.log import Ack

@@ -152,7 +152,11 @@ def _run_set(
     trace = _trace(vectors, plan)
     truth = nearest(vectors.base, vectors.queries[trace], K, on_progress)
     samples: Samples = {arm: {} for arm in chosen}
-    with scratch_folder(plan.folder) as folder, closing(SearchArms(vectors, folder, on_progress, open_engine)) as arms:
+    keep = cache_dir() / "bench" / "indexes"
+    with (
+        scratch_folder(plan.folder) as folder,
+        closing(SearchArms(vectors, folder, keep, on_progress, open_engine)) as arms,
+    ):
         # Ours first: what others share with it must not be counted as theirs, nor the other way round.
         opened = {arm: arms.open(arm) for arm in sorted(chosen, key=lambda arm: arm is not SearchArm.PANCAKE)}
         for repeat in range(plan.repeats):

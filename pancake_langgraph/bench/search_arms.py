@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import numpy as np
 import psutil
-from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from pancake_langgraph.bench.corpus import Progress
+from pancake_langgraph.bench.other_stores import chroma_collection, langchain_faiss, langgraph_store, put_langgraph
 from pancake_langgraph.bench.partition_cache import PartitionCache
 from pancake_langgraph.bench.vector_sets import VectorSet, nearest
 from pancake_langgraph.retrieval.base import Item, ItemId, Query, VectorEngine
+from pancake_langgraph.weights._folder import file_sha256
 
 K: Final = 10
 #: Recall that arms with a knob are set to, on queries of their own.
@@ -30,6 +31,9 @@ _TUNING_QUERIES: Final = 200
 _KNOBS: Final = (8, 16, 32, 64, 128, 256)
 #: Searches before an arm's memory is weighed.
 _FIRST_SEARCHES: Final = 20
+#: How partitions are trained: more takes tens of minutes for a million vectors and changes little.
+_TRAIN_ROUNDS, _TRAIN_POINTS = 8, 40
+_ADD_ROWS: Final = 20_000
 _PUT_ROWS: Final = 2_000
 _CHROMA_ROWS: Final = 5_000
 
@@ -113,9 +117,12 @@ def missing_for(arm: SearchArm) -> str | None:
 class SearchArms:
     """Opens arms over one set; they share what they can and are closed together.  For one thread."""
 
-    def __init__(self, vectors: VectorSet, folder: Path, on_progress: Progress, open_engine: OpenEngine) -> None:
-        """Open nothing yet; `folder` is for files of the arms."""
-        self._set, self._folder, self._say, self._open_engine = vectors, folder, on_progress, open_engine
+    def __init__(
+        self, vectors: VectorSet, folder: Path, keep: Path, on_progress: Progress, open_engine: OpenEngine
+    ) -> None:
+        """Open nothing yet; `folder` is for files of the arms, `keep` for those that the next run may take again."""
+        self._set, self._folder, self._keep = vectors, folder, keep
+        self._say, self._open_engine = on_progress, open_engine
         self._stack = ExitStack()
         self._engine: VectorEngine | None = None
         self._is_made = False
@@ -189,19 +196,39 @@ class SearchArms:
             faiss = importlib.import_module("faiss")
             rows = len(self._set.base)
             lists = max(1, min(4096, 2 ** round(np.log2(max(4, 4 * rows**0.5))), rows // 40))
-            self._ivf = faiss.index_factory(self._set.dim, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
-            self._ivf.train(self._set.base)
-            self._ivf.add(self._set.base)
+
+            def make() -> Any:
+                index = faiss.index_factory(self._set.dim, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
+                index.cp.niter, index.cp.max_points_per_centroid = _TRAIN_ROUNDS, _TRAIN_POINTS
+                self._say(f"ivf: training {lists:,} lists")
+                index.train(self._set.base)
+                for start in range(0, rows, _ADD_ROWS):
+                    index.add(self._set.base[start : start + _ADD_ROWS])
+                    self._say(f"ivf: {min(start + _ADD_ROWS, rows):,} of {rows:,}")
+                return index
+
+            self._ivf = self._kept(f"ivf-{lists}", make, faiss.write_index, faiss.read_index)
         return self._ivf
 
     def _hnswlib(self) -> OpenedArm:
-        index = importlib.import_module("hnswlib").Index(space="ip", dim=self._set.dim)
-        rows = len(self._set.base)
-        index.init_index(max_elements=rows, M=16, ef_construction=200)
-        index.set_num_threads(1)
-        for start in range(0, rows, 20_000):
-            index.add_items(self._set.base[start : start + 20_000], np.arange(start, min(start + 20_000, rows)))
-            self._say(f"hnswlib: {min(start + 20_000, rows):,} of {rows:,}")
+        hnswlib, rows = importlib.import_module("hnswlib"), len(self._set.base)
+
+        def make() -> Any:
+            index = hnswlib.Index(space="ip", dim=self._set.dim)
+            index.init_index(max_elements=rows, M=16, ef_construction=200)
+            for start in range(0, rows, _ADD_ROWS):
+                stop = min(start + _ADD_ROWS, rows)
+                index.add_items(self._set.base[start:stop], np.arange(start, stop), num_threads=1)
+                self._say(f"hnswlib: {stop:,} of {rows:,}")
+            return index
+
+        def load(path: str) -> Any:
+            index = hnswlib.Index(space="ip", dim=self._set.dim)
+            index.load_index(path)
+            index.set_num_threads(1)
+            return index
+
+        index = self._kept("hnswlib-16-200", make, lambda made, path: made.save_index(path), load)
 
         def search(query: int) -> Sequence[int]:
             return index.knn_query(self._set.queries[query], k=K)[0][0]  # type: ignore[no-any-return]
@@ -264,6 +291,18 @@ class SearchArms:
             memory_bytes=engine.stats().memory_bytes,
         )
 
+    def _kept(
+        self, name: str, make: Callable[[], Any], save: Callable[[Any, str], None], load: Callable[[str], Any]
+    ) -> Any:
+        """Return an index as loaded from the cache folder; make it, which takes long, if it is not there or damaged."""
+        path = self._keep / f"{self._set.key}-{name}.index"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = path.with_suffix(".sha256")
+        if not path.is_file() or not record.is_file() or record.read_text() != file_sha256(path):
+            save(make(), str(path))
+            record.write_text(file_sha256(path))
+        return load(str(path))
+
     def _tuned(self, search: Callable[[int], Sequence[int]], turn: Callable[[int], None]) -> int:
         """Turn a knob to its first place that reaches the wanted recall, or to its last one; return it."""
         for knob in _KNOBS:
@@ -298,61 +337,6 @@ def fill_engine(engine: VectorEngine, vectors: VectorSet, on_progress: Progress)
 def _search_engine(engine: VectorEngine, vector: NDArray[np.float32]) -> Sequence[int]:
     [hits] = engine.search([Query(vector, limit=K)])
     return [int(hit.item.id.key) for hit in hits]
-
-
-def langchain_faiss(base: NDArray[np.float32], dim: int) -> Any:
-    """Return langchain's FAISS store over `base`, with the row of each in its metadata."""
-    community = importlib.import_module("langchain_community.vectorstores")
-    names = [f"b{row}" for row in range(len(base))]
-    return community.FAISS.from_embeddings(
-        zip(names, base, strict=True),
-        TableEmbeddings({}, dim),
-        metadatas=[{"row": row, "agent": "shared"} for row in range(len(base))],
-        ids=names,
-    )
-
-
-def langgraph_store(vectors: VectorSet) -> Any:
-    """Return an empty `InMemoryStore` whose embedder knows the set: `b5` is a row, `q5` a query, `i5` an insert."""
-    from langgraph.store.memory import InMemoryStore
-
-    table = {"b": vectors.base, "q": vectors.queries, "i": vectors.inserts}
-    return InMemoryStore(index={"dims": vectors.dim, "embed": TableEmbeddings(table, vectors.dim), "fields": ["text"]})
-
-
-def put_langgraph(store: Any, namespace: tuple[str, ...], rows: range, on_progress: Progress) -> None:
-    """Put rows into the store, some at a time."""
-    from langgraph.store.base import PutOp
-
-    for start in range(rows.start, rows.stop, _PUT_ROWS):
-        chosen = range(start, min(start + _PUT_ROWS, rows.stop))
-        store.batch([PutOp(namespace, str(row), {"row": row, "text": f"b{row}"}) for row in chosen])
-        if chosen.stop % 50_000 < _PUT_ROWS:
-            on_progress(f"langgraph-memory: {chosen.stop:,} of {rows.stop:,}")
-
-
-def chroma_collection(folder: Path) -> Any:
-    """Return an empty collection in a new database below `folder`, compared by inner product."""
-    chromadb = importlib.import_module("chromadb")
-    settings = chromadb.Settings(anonymized_telemetry=False)
-    client = chromadb.PersistentClient(path=str(folder), settings=settings)
-    return client.create_collection("bench", configuration={"hnsw": {"space": "ip"}}, embedding_function=None)
-
-
-class TableEmbeddings(Embeddings):
-    """Looks vectors up by the name of a row, so that embedding costs next to nothing."""
-
-    def __init__(self, table: Mapping[str, NDArray[np.float32]], dim: int) -> None:
-        """Take the arrays by the letter that names of their rows begin with."""
-        self._table, self._dim = table, dim
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Return the vectors of rows."""
-        return [self.embed_query(text) for text in texts]
-
-    def embed_query(self, text: str) -> list[float]:
-        """Return the vector of a row."""
-        return self._table[text[0]][int(text[1:])].tolist()  # type: ignore[no-any-return] # numpy says Any
 
 
 def drop_pages(folder: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ def retrieval(options: BenchOptions, on_progress: Progress) -> BenchResult:
         arms=chosen_arms(tuple(SearchArm), options.arms),
         corpus=options.corpus,
     )
-    return run_retrieval(plan, on_progress, embed=_Embedder(), open_engine=_opener("group"))
+    return run_retrieval(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener("none", "manual"))
 
 
 def agent_memory(options: BenchOptions, on_progress: Progress, *, model: tuple[str, str] | None = None) -> BenchResult:
@@ -71,7 +72,7 @@ def agent_memory(options: BenchOptions, on_progress: Progress, *, model: tuple[s
         arms=chosen_arms(tuple(MemoryArm), options.arms),
         corpus=options.corpus,
     )
-    found = run_agent_memory(plan, on_progress, embed=_Embedder(), open_engine=_opener)
+    found = run_agent_memory(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener)
     return found if model is None else _with_model(found, options, on_progress, model)
 
 
@@ -79,7 +80,7 @@ def _with_model(
     found: BenchResult, options: BenchOptions, on_progress: Progress, model: tuple[str, str]
 ) -> BenchResult:
     """Add the arms with a model to a result."""
-    real = prepared_set(options.chunks, options.corpus, _Embedder(), on_progress)
+    real = prepared_set(options.chunks, options.corpus, _Embedder(_cores()), on_progress)
     vectors = clustered_set(real, options.large_rows, on_progress, folder=cache_dir() / "bench")
     missing = {arm: package for arm in LiveArm if (package := live_missing_for(arm)) is not None}
     arms = [arm for arm in LiveArm if arm not in missing]
@@ -89,7 +90,7 @@ def _with_model(
             vectors,
             arms,
             on_progress,
-            embedder=_Embedder().model,
+            embedder=_Embedder(1).model,
             call_model=model_at(*model, max_tokens=_ANSWER_TOKENS),
             open_engine=_opener("group"),
             folder=folder,
@@ -115,19 +116,24 @@ def _live_notes(arms: Sequence[LiveArm], vectors: VectorSet, model: str) -> tupl
     )
 
 
-def _opener(ack: Ack) -> OpenEngine:
+def _opener(ack: Ack, merge: Literal["background", "manual"] = "background") -> OpenEngine:
     """Return what opens an empty index with one way of acknowledging."""
 
     def open_engine(path: Path, dim: int) -> VectorEngine:
-        return DiskVectorEngine(path, dim=dim, ack=ack)
+        return DiskVectorEngine(path, dim=dim, ack=ack, merge=merge)
 
     return open_engine
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Embedder:
     """all-MiniLM-L6-v2, loaded when the first text has to be embedded: mostly everything is in the cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
         self._model: Any = None
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -140,7 +146,7 @@ class _Embedder:
             try:
                 from pancake_langgraph.retrieval.minilm import MiniLMEmbeddings
 
-                self._model = MiniLMEmbeddings()
+                self._model = MiniLMEmbeddings(num_threads=self._num_threads)
             except ImportError as exc:
                 raise ConfigError(
                     f"the embedder needs the package {exc.name}, which is not installed; pip install torch transformers"

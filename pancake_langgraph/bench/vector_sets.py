@@ -32,7 +32,8 @@ HELD_OUT_SHARE: Final = 0.12
 _WALK: Final = 4
 #: Texts, or mixes, between two looks at the clock, and between two files.
 _PART_TEXTS, _PART_MIXES = 256, 65_536
-_BLOCK_ROWS: Final = 65_536
+#: A block of products is 128 MB.
+_BLOCK_QUERIES, _BLOCK_ROWS = 512, 65_536
 _PROGRESS_S: Final = 2.0
 #: Length of the noise on a mix of two vectors of length one.
 _NOISE: Final = 0.25
@@ -42,11 +43,14 @@ _NOISE: Final = 0.25
 class VectorSet:
     """`base` is what is searched, row by row; `queries[i]` and `inserts[i]` belong together.
 
+    `key` names `base` and nothing else, for what is made of it and kept.
+
     `texts`, `query_texts` and `insert_texts` are what the vectors were made of; `texts` has only those rows that come
     from text.  `documents[i]` numbers the document of query `i`; queries of one document are neighbors, in its order.
     """
 
     name: str
+    key: str
     base: Vectors
     queries: Vectors
     inserts: Vectors
@@ -79,6 +83,7 @@ def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, name: str, 
     texts = len(corpus.texts)
     return VectorSet(
         name="real",
+        key=f"real-{name}-{digest}",
         base=np.ascontiguousarray(vectors[base_rows]),
         queries=np.ascontiguousarray(vectors[texts:]),
         inserts=np.ascontiguousarray(vectors[query_rows + 1]),
@@ -118,8 +123,7 @@ def clustered_set(real: VectorSet, rows: int, on_progress: Progress, *, folder: 
     """
     base = real.base
     if rows > len(base):
-        digest = hashlib.sha256(base.tobytes()).hexdigest()[:16]
-        path = folder / f"clustered-{digest}-{seed}-{_NOISE}"
+        path = folder / f"clustered-{real.key}-{seed}-{_NOISE}"
         more = rows - len(base)
         base = _kept(
             path,
@@ -132,6 +136,7 @@ def clustered_set(real: VectorSet, rows: int, on_progress: Progress, *, folder: 
         )
     return VectorSet(
         name="clustered",
+        key=f"clustered-{rows}-{real.key}",
         base=base[:rows],
         queries=real.queries,
         inserts=real.inserts,
@@ -157,10 +162,17 @@ def _mixes(base: Vectors, start: int, stop: int, seed: int) -> Vectors:
 
 def nearest(base: Vectors, queries: Vectors, k: int, on_progress: Progress | None = None) -> NDArray[np.int64]:
     """Return the rows with the largest inner products, best first, computed without an index; equal ones by row."""
-    k = min(k, len(base))
+    ticker = _Ticker(on_progress, "exact neighbors of queries", len(queries))
+    found: list[NDArray[np.int64]] = [np.empty((0, min(k, len(base))), dtype=np.int64)]
+    for start in range(0, len(queries), _BLOCK_QUERIES):
+        found.append(_nearest(base, queries[start : start + _BLOCK_QUERIES], min(k, len(base))))
+        ticker.at(start + len(found[-1]))
+    return np.concatenate(found)
+
+
+def _nearest(base: Vectors, queries: Vectors, k: int) -> NDArray[np.int64]:
     best: NDArray[np.int64] = np.empty((len(queries), 0), dtype=np.int64)
     scores: Vectors = np.empty((len(queries), 0), dtype=np.float32)
-    ticker = _Ticker(on_progress, "exact neighbors", len(base))
     for start in range(0, len(base), _BLOCK_ROWS):
         block = queries @ base[start : start + _BLOCK_ROWS].T
         rows = np.broadcast_to(np.arange(start, start + block.shape[1]), block.shape)
@@ -170,7 +182,6 @@ def nearest(base: Vectors, queries: Vectors, k: int, on_progress: Progress | Non
         scores, best = np.concatenate([scores, block], 1), np.concatenate([best, rows], 1)
         order = np.lexsort((best, -scores), axis=1)[:, :k]
         scores, best = np.take_along_axis(scores, order, 1), np.take_along_axis(best, order, 1)
-        ticker.at(start + len(rows[0]))
     return best
 
 
