@@ -47,6 +47,13 @@ METRICS: dict[str, Metric] = {
     "equal_share": Metric(
         "1", Direction.HIGHER, "One answer: the share of its greedy tokens that are those on KV as it is."
     ),
+    "search_s": Metric("s", Direction.LOWER, "One search in an index or store, the query's vector being known."),
+    "insert_s": Metric("s", Direction.LOWER, "One item put into an index or store, its vector being known."),
+    "recall": Metric("1", Direction.HIGHER, "One search: the share of the true nearest items that it found."),
+    "searches_per_s": Metric(
+        "1/s", Direction.HIGHER, "One repeat: searches over the time they took, inserts between them included."
+    ),
+    "memory_bytes": Metric("bytes", Direction.LOWER, "One repeat: main memory that an open index takes."),
     "stored_bytes": Metric("bytes", Direction.LOWER, "One repeat: what a saver holds after the last turn counted."),
 }
 

@@ -29,6 +29,9 @@ class BenchOptions:
     the workload, in any order; none means all.
     `runs` of every shape and `cost_runs` are for `forecast`; with `real_routers` it starts an engine for the shapes
     whose routes a model makes.  `prompts` are those of `kv-quality`.
+    `chunks` of text, the vectors of the large set (`large_rows`, 0 for none), `searches` of an arm in a repeat and the
+    folder of text (`corpus`) are for `retrieval` and `agent-memory`; with `live_s` above 0 the latter also starts an
+    engine and lets agents work with it on the large set, so many seconds per arm and repeat.
     """
 
     repeats: int = 5
@@ -43,6 +46,11 @@ class BenchOptions:
     cost_runs: int = 10_000
     real_routers: bool = False
     prompts: int = 60
+    chunks: int = 100_000
+    large_rows: int = 1_000_000
+    searches: int = 1_000
+    corpus: Path | None = None
+    live_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check ranges.

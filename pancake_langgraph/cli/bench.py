@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 @click.option("--cost-runs", default=10_000, show_default=True, type=int, help="Runs that weigh cost in `forecast`.")
 @click.option("--real-routers", is_flag=True, help="Let a real model choose routes in `forecast` as well.")
 @click.option("--prompts", default=60, show_default=True, type=int, help="Prompts of `kv-quality`.")
+@click.option("--chunks", default=100_000, show_default=True, type=int, help="Texts of `retrieval`, `agent-memory`.")
+@click.option("--large", default=1_000_000, show_default=True, type=int, help="Large set of `retrieval`; 0: none.")
+@click.option("--searches", default=1_000, show_default=True, type=int, help="Searches of an arm in a repeat of both.")
+@click.option(
+    "--corpus", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Take texts of this folder."
+)
+@click.option(
+    "--live-s", default=0.0, show_default=True, type=float, help="Seconds with a model in `agent-memory`; 0: without."
+)
 @click.option("--arms", default="", help="Only these arms, with commas: plain,pancake. [default: all]")
 def bench(
     name: str,
@@ -48,11 +57,17 @@ def bench(
     cost_runs: int,
     real_routers: bool,
     prompts: int,
+    chunks: int,
+    large: int,
+    searches: int,
+    corpus: Path | None,
+    live_s: float,
     arms: str,
 ) -> None:
     """Run workload NAME with all arms interleaved.
 
-    NAME: tool-pause, hold, no-pressure, handoff, fan-out, forecast, saver, tiers or kv-quality.
+    NAME: tool-pause, hold, no-pressure, handoff, fan-out, forecast, saver, tiers,
+    kv-quality, retrieval or agent-memory.
 
     The exit status is 0 whatever the figures say; it is not 0 when the run itself failed.
     """
@@ -75,6 +90,11 @@ def bench(
             cost_runs=cost_runs,
             real_routers=real_routers,
             prompts=prompts,
+            chunks=chunks,
+            large_rows=large,
+            searches=searches,
+            corpus=corpus,
+            live_s=live_s,
             arms=tuple(filter(None, (part.strip() for part in arms.split(",")))),
         )
         result = run_bench(name, options, lambda text: progress.log(text, highlight=False))

@@ -19,6 +19,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "demo": ("pancake_langgraph.cli.demo", "demo", "Start everything, run the example app, show what it gained."),
     "doctor": ("pancake_langgraph.cli.doctor", "doctor", "Check this machine and, with --base-url, a running engine."),
     "explain": ("pancake_langgraph.cli.explain", "explain", "Show a graph's topology and forecast."),
+    "index": ("pancake_langgraph.cli.index", "index", "Make indexes of text, verify, compact and import them."),
     "lint": ("pancake_langgraph.cli.lint", "lint", "Say where recorded requests broke the cached prefix, and why."),
     "models": ("pancake_langgraph.cli.models", "models", "Prepare and verify model files."),
     "threads": ("pancake_langgraph.cli.threads", "threads", "Look after the threads that a PancakeSaver keeps."),

@@ -1,0 +1,328 @@
+"""`pancake index`: make and look after indexes of text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from pancake_langgraph._errors import ConfigError, EmbedderMismatch, PancakeError
+from pancake_langgraph.cli._embedders import chosen_embedder, embedder_options
+from pancake_langgraph.cli._progress import show_progress
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+    from pancake_langgraph.retrieval.base import Item, ItemId, VectorEngine
+    from pancake_langgraph.retrieval.texts import Chunk
+
+_PROGRESS_S: Final = 2.0
+#: Texts that are embedded and stored at once.
+_BATCH: Final = 128
+_NAMESPACE: Final = "documents"
+#: A stored vector and what the embedder says of the same text: under this they are of two embedders.
+_SAME_COSINE: Final = 0.99
+_INDEX = click.argument("path", metavar="INDEX", type=click.Path(path_type=Path, file_okay=False))
+_NAMESPACE_OPTION = click.option(
+    "--namespace", default=_NAMESPACE, show_default=True, help="Where the documents go; labels with slashes."
+)
+
+
+@click.group()
+def index() -> None:
+    """Make indexes of text, and look after them."""
+
+
+@index.command()
+@_INDEX
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--chunk-words", default=90, show_default=True, type=click.IntRange(1, 10_000), help="Words of a piece.")
+@_NAMESPACE_OPTION
+@embedder_options
+def build(
+    path: Path,
+    folders: Sequence[Path],
+    chunk_words: int,
+    namespace: str,
+    embedder: str | None,
+    embedder_url: str | None,
+    model: str | None,
+) -> None:
+    """Put the text files below each FOLDER into INDEX, which is made if there is none.
+
+    Files that were put in before are put in again as they are now; what they no longer have goes.
+    """
+    from pancake_langgraph.retrieval.texts import chunks, read_documents, text_files
+
+    with _one_line():
+        files = {folder: text_files(folder) for folder in folders}
+        if not any(files.values()):
+            raise ConfigError(
+                f"there is no text file in {', '.join(map(str, folders))}; allowed are .txt, .md, .html …"
+            )
+        pieces = (
+            chunk
+            for folder in folders
+            for document in read_documents(folder, files[folder])
+            for chunk in chunks(document, words=chunk_words)
+        )
+        used = chosen_embedder(embedder, embedder_url, model)
+        with closing(_open(path, used)) as engine:
+            before = _stored(engine, _labels(namespace))
+            written = _store_chunks(engine, used, pieces, _labels(namespace))
+            documents = {document for document, _ in written.values()}
+            stale = [item for item, document in before.items() if document in documents and item not in written]
+            engine.delete(stale)
+    click.echo(
+        f"{len(written):,} pieces of {len(documents):,} documents put into {path}, {len(stale):,} old ones removed"
+    )
+
+
+@index.command("import")
+@_INDEX
+@click.option(
+    "--from-langchain",
+    "folder",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A folder that `save_local` of langchain's FAISS store wrote.",
+)
+@click.option("--name", default="index", show_default=True, help="Name of the files in it, without their endings.")
+@_NAMESPACE_OPTION
+@embedder_options
+def import_index(
+    path: Path,
+    folder: Path,
+    name: str,
+    namespace: str,
+    embedder: str | None,
+    embedder_url: str | None,
+    model: str | None,
+) -> None:
+    """Take the documents of a langchain FAISS folder into INDEX, with their vectors.
+
+    Its pickle is read without running it.  The embedder has to be the one that made the vectors; it is asked for one
+    of the texts to see that.
+    """
+    from pancake_langgraph.retrieval.base import Item, ItemId
+    from pancake_langgraph.retrieval.documents import document_value
+    from pancake_langgraph.retrieval.flat_file import read_flat
+    from pancake_langgraph.retrieval.langchain_folder import read_saved_documents
+
+    with _one_line():
+        documents = read_saved_documents(folder / f"{name}.pkl")
+        flat = read_flat(folder / f"{name}.faiss")
+        if len(documents) != len(flat.vectors):
+            raise ConfigError(
+                f"{folder}: its two files do not belong together: got {len(flat.vectors)} vectors and "
+                f"{len(documents)} documents"
+            )
+        used = chosen_embedder(embedder, embedder_url, model)
+        vectors, is_changed = _comparable(flat.vectors, flat.metric)
+        if documents:
+            _check_embedder(used, documents[0].text, vectors[0])
+        labels = _labels(namespace)
+        tick = _ticker("imported")
+        with closing(_open(path, used)) as engine:
+            for batch in _batches(documents):
+                engine.put(
+                    [
+                        Item(
+                            ItemId(labels, document.id),
+                            document_value(document.text, document.metadata),
+                            (vectors[document.row],),
+                            created_at_s=time.time(),
+                            updated_at_s=time.time(),
+                        )
+                        for document in batch
+                    ]
+                )
+                tick(len(batch))
+    click.echo(f"{len(documents):,} documents imported into {path}")
+    if is_changed:
+        click.echo(
+            "vectors were brought to length one: they are now compared by angle, no longer by distance", err=True
+        )
+
+
+@index.command()
+@_INDEX
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(path: Path, as_json: bool) -> None:
+    """Show what INDEX holds."""
+    from pancake_langgraph.retrieval.inspection import describe
+
+    with _one_line():
+        facts = asdict(describe(path))
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    segments = facts.pop("segments")
+    click.echo(_in_line(facts))
+    for segment in segments:
+        click.echo(f"segment {_in_line(segment)}")
+
+
+@index.command()
+@_INDEX
+def verify(path: Path) -> None:
+    """Read all of INDEX and say what is damaged; the exit status is 1 if anything is."""
+    from pancake_langgraph.retrieval.inspection import verify as read_all
+
+    with _one_line():
+        findings = read_all(path)
+    for finding in findings:
+        click.echo(str(finding), err=True)
+    if findings:
+        raise click.ClickException(f"{len(findings)} files of {path} are damaged; what is in the others can be used")
+    click.echo(f"{path} is whole")
+
+
+@index.command()
+@_INDEX
+def compact(path: Path) -> None:
+    """Merge the parts of INDEX and give back what deleted items take."""
+    from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
+    from pancake_langgraph.retrieval.inspection import describe
+
+    started_s = time.monotonic()
+    with _one_line():
+        before = describe(path).num_bytes  # where there is no index, none is begun
+        with closing(DiskVectorEngine(path)) as engine:
+            show_progress("merging", 0.0)
+            engine.compact()
+        after = describe(path).num_bytes
+    click.echo(f"{before:,} bytes before, {after:,} bytes now ({time.monotonic() - started_s:.1f} s)")
+
+
+# -- what the commands share ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """End the command with one line at an error of ours."""
+    try:
+        yield
+    except PancakeError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _open(path: Path, embedder: Embeddings) -> VectorEngine:
+    """Open or make the index for what an embedder makes."""
+    from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
+    from pancake_langgraph.retrieval.fingerprint import fingerprint
+    from pancake_langgraph.retrieval.inspection import describe
+    from pancake_langgraph.retrieval.manifest import CURRENT
+
+    made_by = fingerprint(embedder)
+    kept = str(made_by)
+    if (path / CURRENT).exists() and (stored := describe(path).fingerprint) is not None:
+        made_by.check(stored)
+        kept = stored  # two sketches of one embedder differ in their last digits
+    return DiskVectorEngine(path, dim=made_by.dim, fingerprint=kept)
+
+
+def _in_line(facts: Mapping[str, Any]) -> str:
+    shown = (f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in facts.items())
+    return ", ".join(shown)
+
+
+def _labels(namespace: str) -> tuple[str, ...]:
+    labels = tuple(namespace.split("/"))
+    if not all(labels):
+        raise ConfigError(f"--namespace: got {namespace!r}, allowed are labels with single slashes between them")
+    return labels
+
+
+def _stored(engine: VectorEngine, labels: tuple[str, ...]) -> dict[ItemId, str]:
+    """Return what a namespace holds, and of which document each is."""
+    from pancake_langgraph.retrieval.base import View
+    from pancake_langgraph.retrieval.documents import metadata_of
+
+    return {
+        item.id: str(metadata_of(item).get("source", ""))
+        for item in engine.items(View((labels,)))
+        if item.id.namespace == labels
+    }
+
+
+def _store_chunks(
+    engine: VectorEngine, embedder: Embeddings, pieces: Iterable[Chunk], labels: tuple[str, ...]
+) -> dict[ItemId, tuple[str, int]]:
+    """Embed and store, batch by batch; return document and number of each item."""
+    import numpy as np
+
+    from pancake_langgraph.retrieval.base import Item, ItemId
+    from pancake_langgraph.retrieval.documents import document_value
+
+    written: dict[ItemId, tuple[str, int]] = {}
+    tick = _ticker("embedded")
+    for batch in _batches(pieces):
+        vectors = np.asarray(embedder.embed_documents([chunk.text for chunk in batch]), dtype=np.float32)
+        items: dict[ItemId, Item] = {}
+        for chunk, vector in zip(batch, vectors, strict=True):
+            name = ItemId(labels, f"{chunk.document}#{chunk.number}")
+            value = document_value(chunk.text, {"source": chunk.document, "chunk": chunk.number})
+            now_s = time.time()
+            items[name] = Item(name, value, (vector,), created_at_s=now_s, updated_at_s=now_s)
+            written[name] = (chunk.document, chunk.number)
+        engine.put(list(items.values()))
+        tick(len(batch))
+    return written
+
+
+def _check_embedder(embedder: Embeddings, text: str, vector: Any) -> None:
+    """Refuse an embedder that says something else of a text than the vector that is stored with it."""
+    import numpy as np
+
+    found = np.asarray(embedder.embed_documents([text])[0], dtype=np.float32)
+    if found.shape != vector.shape:
+        raise EmbedderMismatch(
+            f"the embedder makes vectors of {len(found)} numbers, those to import have {len(vector)}; name "
+            "the embedder that made them"
+        )
+    lengths = float(np.linalg.norm(found) * np.linalg.norm(vector))
+    if lengths == 0 or float(found @ vector) < _SAME_COSINE * lengths:
+        raise EmbedderMismatch(
+            "the embedder says something else of the first text than what is stored with it; name the embedder that "
+            "made the vectors"
+        )
+
+
+def _comparable(vectors: Any, metric: str) -> tuple[Any, bool]:
+    """Return vectors whose inner products order as the metric does, and whether that is by angle now."""
+    import numpy as np
+
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if metric == "inner product" or np.allclose(lengths, 1.0, atol=1e-3):
+        return vectors, False
+    return vectors / np.where(lengths > 0, lengths, 1.0), True
+
+
+def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
+    source = iter(values)
+    while batch := list(itertools.islice(source, _BATCH)):
+        yield batch
+
+
+def _ticker(verb: str) -> Callable[[int], None]:
+    """Return what is told how many more are done; it writes a line every two seconds."""
+    started_s = last_s = time.monotonic()
+    count = 0
+
+    def tick(more: int) -> None:
+        nonlocal count, last_s
+        count += more
+        now_s = time.monotonic()
+        if now_s - last_s >= _PROGRESS_S:
+            last_s = now_s
+            show_progress(f"{count:,} texts {verb}", now_s - started_s)
+
+    return tick
