@@ -538,20 +538,24 @@ class VectorEngineContract:
     @pytest.mark.usefixtures("restless")
     def test_a_batch_is_seen_whole_or_not_at_all(self, opener: Opener) -> None:
         engine = opener.open()
-        pair = [an_item("p", vector(1.0), value={"v": 0}), an_item("q", vector(1.0), value={"v": 0})]
-        engine.put(pair)
+        batch = [an_item(f"{number:02d}", vector(1.0), value={"v": 0}) for number in range(24)]
+        engine.put(batch)
         done, torn = threading.Event(), []
 
         def read() -> None:
-            while not done.is_set():
-                seen = [hit.item.value["v"] for hit in find(engine, vector(1.0))]
-                if len(seen) != 2 or seen[0] != seen[1]:
-                    torn.append(seen)
+            try:
+                for _ in range(400):
+                    seen = [hit.item.value["v"] for hit in find(engine, vector(1.0), limit=99)]
+                    if len(seen) != len(batch) or len(set(seen)) > 1:
+                        torn.append(seen)
+            finally:
+                done.set()
 
         reader = threading.Thread(target=read)
         reader.start()
-        for number in range(1, 60):
-            engine.put([replace(item, value={"v": number}) for item in pair])
-        done.set()
+        turn = 0
+        while not done.is_set():
+            turn += 1
+            engine.put([replace(item, value={"v": turn}) for item in batch])
         reader.join()
         assert torn == []
