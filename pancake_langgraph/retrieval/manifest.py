@@ -1,0 +1,155 @@
+"""What an index consists of: `CURRENT` names a manifest, and the manifest names every file with size and checksum.
+
+A manifest is never changed.  A new one is written beside it, synced, and becomes the index when `CURRENT` is replaced
+by a rename: before it the index is the old one, after it the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph.retrieval.disk import Disk, FileMark
+
+#: Raised by one whenever an older version of this package could not read what a newer one writes.
+FORMAT: Final = 1
+CURRENT: Final = "CURRENT"
+SEGMENTS: Final = "seg"
+LOGS: Final = "wal"
+TOMBSTONES: Final = "dead"
+_PRODUCT: Final = "pancake-index"
+_TRIES: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """One immutable segment: its folder below `seg`, its kind, its sizes, its files, and the tombstones of it."""
+
+    name: str
+    kind: str
+    num_items: int
+    num_rows: int
+    trained_rows: int
+    files: tuple[FileMark, ...]
+    dead: FileMark | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its files."""
+        return sum(mark.size for mark in self.files) + (self.dead.size if self.dead else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A whole index.
+
+    `log_floor` is the first log whose records are not in the segments; `seq` the number of the last operation that is
+    in them.
+    """
+
+    number: int
+    dim: int
+    fingerprint: str | None
+    log_floor: int
+    seq: int
+    next_segment: int
+    segments: tuple[SegmentEntry, ...] = ()
+    format: int = FORMAT
+    product: str = _PRODUCT
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file that holds it."""
+        return f"MANIFEST-{self.number:06d}.json"
+
+    def next(self, **changes: Any) -> Manifest:
+        """Return the manifest that follows, with `changes`."""
+        return replace(self, number=self.number + 1, **changes)
+
+
+def log_path(root: Path, number: int) -> Path:
+    """Return where a log lies."""
+    return root / LOGS / f"{number:06d}.log"
+
+
+def publish(root: Path, manifest: Manifest, disk: Disk) -> None:
+    """Make `manifest` the index.  The files it names must be synced before.
+
+    Raises:
+        OSError: if it could not be written; the index is then what it was.
+    """
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    disk.point("publish:start")
+    disk.write(root / manifest.file_name, (body, b"\n", _seal(body), b"\n"))
+    disk.sync_folder(root)
+    disk.point("publish:manifest")
+    temporary = root / f"{CURRENT}.tmp"
+    name = manifest.file_name.encode()
+    disk.write(temporary, (name, b" ", _seal(name), b"\n"))
+    disk.point("publish:rename")
+    disk.rename(temporary, root / CURRENT)
+    disk.point("publish:done")
+
+
+def exists(root: Path) -> bool:
+    """Return whether there is an index at `root`."""
+    return (root / CURRENT).exists()
+
+
+def read_current(root: Path) -> Manifest:
+    """Return the index that is published now.
+
+    Raises:
+        CorruptIndex: if `CURRENT` or the manifest are not what was written; the message names the file.
+        RetrievalError: if there is no index, or a later version of this package made it.
+    """
+    for _ in range(_TRIES):
+        try:
+            line = (root / CURRENT).read_bytes()
+        except FileNotFoundError:
+            raise RetrievalError(f"{root}: there is no index here (no file {CURRENT}); make one first") from None
+        name, _, seal = line.rstrip(b"\n").partition(b" ")
+        if _seal(name) != seal:
+            raise CorruptIndex(f"{root / CURRENT}: its checksum does not fit; restore it, or run verify to see the rest")
+        try:
+            return _decode(root / name.decode())
+        except FileNotFoundError:
+            continue  # a writer published the next one and removed this one meanwhile
+    raise CorruptIndex(f"{root / CURRENT} names {name.decode()!r}, which is missing; restore the index from a copy")
+
+
+def newest_whole(root: Path) -> Manifest | None:
+    """Return the whole manifest with the highest number, whatever `CURRENT` says; `None` if there is none."""
+    for path in sorted(root.glob("MANIFEST-*.json"), reverse=True):
+        try:
+            return _decode(path)
+        except (CorruptIndex, FileNotFoundError):
+            continue
+    return None
+
+
+def _seal(data: bytes) -> bytes:
+    return xxhash.xxh3_64_hexdigest(data).encode()
+
+
+def _decode(path: Path) -> Manifest:
+    """Read one manifest and check it."""
+    body, _, seal = path.read_bytes().rstrip(b"\n").rpartition(b"\n")
+    if _seal(body) != seal:
+        raise CorruptIndex(f"{path}: its checksum does not fit; restore the index from a copy")
+    try:
+        found = msgspec.json.decode(body)
+        if found["product"] != _PRODUCT:
+            raise CorruptIndex(f"{path}: it was made by {found['product']!r}, allowed is {_PRODUCT!r}")
+        if found["format"] > FORMAT:
+            raise RetrievalError(
+                f"{path}: it has format {found['format']}, this version reads up to {FORMAT}; update pancake-langgraph"
+            )
+        return msgspec.convert(found, Manifest)
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise CorruptIndex(f"{path}: it is whole, but no manifest ({error}); restore the index from a copy") from error

@@ -1,0 +1,384 @@
+"""An immutable segment: vectors, documents and codes of items that were flushed or merged together.
+
+Its files are never changed.  They may be removed while it is open: what is open stays readable until it is let go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph.retrieval.base import ItemId, Namespace
+from pancake_langgraph.retrieval.checks import CheckedView
+from pancake_langgraph.retrieval.disk import checksum_of
+from pancake_langgraph.retrieval.faiss_codes import Codes, load
+from pancake_langgraph.retrieval.manifest import SEGMENTS, SegmentEntry
+from pancake_langgraph.retrieval.masks import (
+    Bits,
+    MaskCache,
+    ViewKey,
+    bits_at,
+    num_set,
+    packed,
+    unpacked,
+    with_bits,
+)
+from pancake_langgraph.retrieval.segment_files import (
+    CHECKED_IN_PARTS,
+    CODES,
+    DOC_OFFSETS,
+    DOCS,
+    EXPIRES,
+    HASH_ITEMS,
+    HASHES,
+    ITEM_NAMESPACES,
+    ITEM_ROW_STARTS,
+    ITEM_ROWS,
+    NAMESPACES,
+    RAW,
+    ROW_ITEMS,
+    SUMS,
+    UPDATED,
+    Document,
+    mapped,
+    opened,
+    row_sums,
+)
+
+logger = logging.getLogger(__name__)
+
+Ordinals = NDArray[np.int64]
+Floats = NDArray[np.float32]
+#: Rows further apart than this are read on their own.
+_GAP: Final = 8
+_MAX_RANGES: Final = 64
+_READ_AHEAD: Final = 1 << 16
+
+
+def hash_of(item_id: ItemId) -> int:
+    """Return the hash by which an id is looked up; different ids may share one."""
+    return xxhash.xxh3_64_intdigest("\x1f".join((*item_id.namespace, item_id.key)).encode())
+
+
+class Segment:
+    """Reads one segment.  Thread-safe."""
+
+    def __init__(self, root: Path, entry: SegmentEntry, dim: int) -> None:
+        """Open all files, and check those that are not checked part by part.
+
+        Raises:
+            CorruptIndex: if a file is not what was written; the message names it.
+            FileNotFoundError: if the segment is gone.
+        """
+        self.entry, self.dim = entry, dim
+        self.folder = root / SEGMENTS / entry.name
+        self._names = {mark.name for mark in entry.files}
+        self._check()
+        self.namespaces: list[Namespace] = msgspec.json.decode(
+            (self.folder / NAMESPACES).read_bytes(), type=list[tuple[str, ...]]
+        )
+        self.item_namespaces: NDArray[np.int32] = mapped(self.folder / ITEM_NAMESPACES)
+        self.updated: NDArray[np.float64] = mapped(self.folder / UPDATED)
+        self.expires: NDArray[np.float64] | None = self._optional(EXPIRES)
+        self.hashes: NDArray[np.uint64] = mapped(self.folder / HASHES)
+        self.hash_items: NDArray[np.int32] = mapped(self.folder / HASH_ITEMS)
+        self.doc_offsets: NDArray[np.uint64] = mapped(self.folder / DOC_OFFSETS)
+        self.raw: Floats = mapped(self.folder / RAW, dim)
+        self._sums: NDArray[np.uint32] = mapped(self.folder / SUMS)
+        self._seen = np.zeros(len(self.raw), np.bool_)
+        #: The item of each row, where that is not the row's own number.
+        self.row_items: NDArray[np.int32] | None = self._optional(ROW_ITEMS)
+        self._item_rows = self._optional(ITEM_ROWS)
+        self._item_row_starts = self._optional(ITEM_ROW_STARTS)
+        self.codes: Codes | None = load(self.folder / CODES) if CODES in self._names else None
+        self.masks: MaskCache[ViewMask] = MaskCache()
+        self._raw_fd, self._docs_fd = self._open(RAW), self._open(DOCS)
+        self._warned = threading.Event()
+
+    def _open(self, name: str) -> int:
+        fd = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+        return fd
+
+    def _optional(self, name: str) -> Any:
+        return mapped(self.folder / name) if name in self._names else None
+
+    def _check(self) -> None:
+        for mark in self.entry.files:
+            path = self.folder / mark.name
+            size = path.stat().st_size
+            if size != mark.size:
+                raise CorruptIndex(f"{path}: got {size} bytes, written were {mark.size}; restore it from a copy")
+            if mark.name not in CHECKED_IN_PARTS and checksum_of(path) != mark.checksum:
+                raise CorruptIndex(f"{path}: its checksum does not fit; restore it from a copy")
+
+    # -- ids ------------------------------------------------------------------------------------------------------
+
+    def candidates(self, hashed: int) -> Ordinals:
+        """Return the items whose id has a hash."""
+        wanted = np.uint64(hashed)
+        first = int(np.searchsorted(self.hashes, wanted))
+        last = first
+        while last < len(self.hashes) and self.hashes[last] == wanted:
+            last += 1
+        return self.hash_items[first:last].astype(np.int64)
+
+    def all_candidates(self, hashes: NDArray[np.uint64]) -> Ordinals:
+        """Return the items whose ids have one of some hashes, and perhaps some of other ids."""
+        left = np.searchsorted(self.hashes, hashes)
+        right = np.searchsorted(self.hashes, hashes, side="right")
+        found = [np.arange(first, last) for first, last in zip(left, right, strict=True) if last > first]
+        return self.hash_items[np.concatenate(found)].astype(np.int64) if found else np.empty(0, np.int64)
+
+    def namespace_of(self, ordinal: int) -> Namespace:
+        """Return the namespace of an item."""
+        return self.namespaces[self.item_namespaces[ordinal]]
+
+    # -- documents ------------------------------------------------------------------------------------------------
+
+    def document(self, ordinal: int) -> Document:
+        """Read an item's document.
+
+        Raises:
+            CorruptIndex: if it is damaged; file and place are named.
+        """
+        document = opened(self.sealed_document(ordinal))
+        if document is None:
+            raise CorruptIndex(
+                f"{self.folder / DOCS}: the document at byte {int(self.doc_offsets[ordinal])} is damaged; "
+                "restore the file from a copy, or open the index with on_corrupt='skip' to use the rest"
+            )
+        return document
+
+    def sealed_document(self, ordinal: int) -> bytes:
+        """Read a document as it stands in the file, unchecked."""
+        start, end = int(self.doc_offsets[ordinal]), int(self.doc_offsets[ordinal + 1])
+        try:
+            return os.pread(self._docs_fd, end - start, start)
+        except OSError as error:
+            raise RetrievalError(f"{self.folder / DOCS}: {error.strerror} at byte {start}") from error
+
+    # -- vectors --------------------------------------------------------------------------------------------------
+
+    def rows_of(self, ordinal: int) -> Ordinals:
+        """Return the rows of an item."""
+        if self._item_rows is None:
+            return np.arange(ordinal, ordinal + 1 if ordinal < len(self.raw) else ordinal)
+        first, last = self._item_row_starts[ordinal : ordinal + 2]
+        rows: Ordinals = self._item_rows[int(first) : int(last)].astype(np.int64)
+        return rows
+
+    def rows_of_all(self, ordinals: Ordinals) -> Ordinals:
+        """Return the rows of some items, in no order."""
+        if self._item_rows is None:
+            return ordinals[ordinals < len(self.raw)]
+        return np.concatenate([np.empty(0, np.int64), *(self.rows_of(int(one)) for one in ordinals)])
+
+    def vectors(self, rows: Ordinals) -> Floats:
+        """Read scattered rows by exact ranges, and check them.
+
+        Raises:
+            CorruptIndex: if one is damaged; file and row are named.
+        """
+        block = np.empty((len(rows), self.dim), np.float32)
+        size = self.dim * 4
+        try:
+            for at, row in enumerate(rows.tolist()):
+                os.preadv(self._raw_fd, [block[at]], row * size)
+        except OSError as error:
+            raise RetrievalError(f"{self.folder / RAW}: {error.strerror}") from error
+        self._verify(block, rows)
+        return block
+
+    def announce(self, rows: Ordinals) -> int:
+        """Ask the system to read rows soon; return their bytes."""
+        size = self.dim * 4
+        for first, last in _ranges(rows, 0) if len(rows) else ():
+            os.posix_fadvise(self._raw_fd, first * size, (last - first) * size, os.POSIX_FADV_WILLNEED)
+        return len(rows) * size
+
+    def scanned(self, rows: Ordinals | None) -> tuple[Floats, Ordinals | None]:
+        """Return vectors that hold `rows` (ascending; `None` for all), and where in them the rows are.
+
+        Neighbors are looked at where they lie; scattered rows are copied.
+
+        Raises:
+            CorruptIndex: if one is damaged.
+        """
+        if rows is None:
+            first, last = 0, len(self.raw)
+        elif not len(rows):
+            return np.empty((0, self.dim), np.float32), None
+        else:
+            first, last = int(rows[0]), int(rows[-1]) + 1
+        if rows is None or (last - first) <= 2 * len(rows):
+            self._read_ahead(first, last)
+            block = self.raw[first:last]
+            self._verify(block, slice(first, last))
+            return block, None if rows is None or len(rows) == last - first else rows - first
+        ranges = _ranges(rows, _GAP)
+        if len(ranges) > _MAX_RANGES:
+            block = self.raw[rows]
+            self._verify(block, rows)
+            return block, None
+        parts = []
+        for start, end in ranges:
+            self._read_ahead(start, end)
+            self._verify(self.raw[start:end], slice(start, end))
+            parts.append(self.raw[start:end])
+        block = np.concatenate(parts)
+        if len(block) == len(rows):
+            return block, None
+        lengths = np.array([end - start for start, end in ranges])
+        bases = np.cumsum(lengths) - lengths
+        starts = np.array([start for start, _ in ranges])
+        which = np.searchsorted(starts, rows, side="right") - 1
+        return block, rows - starts[which] + bases[which]
+
+    def _read_ahead(self, first: int, last: int) -> None:
+        if (last - first) * self.dim * 4 >= _READ_AHEAD:
+            size = self.dim * 4
+            os.posix_fadvise(self._raw_fd, first * size, (last - first) * size, os.POSIX_FADV_WILLNEED)
+
+    def _verify(self, block: Floats, rows: Ordinals | slice) -> None:
+        """Check rows that this process has not seen yet."""
+        seen = self._seen[rows]
+        if seen.all():
+            return
+        fresh = np.flatnonzero(~seen)
+        wrong = row_sums(block[fresh]) != self._sums[rows][fresh]
+        if wrong.any():
+            numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+            bad = int(numbers[fresh[np.flatnonzero(wrong)[0]]])
+            raise CorruptIndex(
+                f"{self.folder / RAW}: row {bad} is damaged; restore the file from a copy, "
+                "or open the index with on_corrupt='skip' to use the rest"
+            )
+        self._seen[rows] = True
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes: codes, and the arrays that every search touches; the rest stays in files."""
+        arrays = self.item_namespaces.nbytes + self._seen.nbytes + (self.row_items.nbytes if self.row_items else 0)
+        return arrays + (self.codes.num_bytes if self.codes else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewMask:
+    """What a view shows of a segment: the bits of items and rows, and the rows themselves where they are few."""
+
+    items: Bits
+    rows: Bits
+    few_rows: Ordinals | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentView:
+    """A segment and its tombstones at one moment.  Immutable."""
+
+    segment: Segment
+    dead_items: Bits
+    dead_rows: Bits
+    num_dead_items: int = 0
+    num_dead_rows: int = 0
+
+    @classmethod
+    def whole(cls, segment: Segment) -> SegmentView:
+        """Return a segment without tombstones."""
+        entry = segment.entry
+        return cls(segment, np.zeros(-(-entry.num_items // 8), np.uint8), np.zeros(-(-entry.num_rows // 8), np.uint8))
+
+    def without(self, ordinals: Ordinals) -> SegmentView:
+        """Return the segment with tombstones for some more items."""
+        ordinals = np.unique(ordinals)
+        ordinals = ordinals[~bits_at(self.dead_items, ordinals)]
+        if not len(ordinals):
+            return self
+        rows = self.segment.rows_of_all(ordinals)
+        return SegmentView(
+            self.segment,
+            with_bits(self.dead_items, ordinals),
+            with_bits(self.dead_rows, rows),
+            self.num_dead_items + len(ordinals),
+            self.num_dead_rows + len(rows),
+        )
+
+    @property
+    def num_items(self) -> int:
+        """Live items."""
+        return self.segment.entry.num_items - self.num_dead_items
+
+    @property
+    def num_rows(self) -> int:
+        """Live rows."""
+        return self.segment.entry.num_rows - self.num_dead_rows
+
+    def live_items(self) -> Ordinals:
+        """Return the items that are there."""
+        return np.flatnonzero(~unpacked(self.dead_items, self.segment.entry.num_items))
+
+    def is_live(self, ordinal: int) -> bool:
+        """Return whether an item is there."""
+        return not self.dead_items[ordinal >> 3] >> (ordinal & 7) & 1
+
+    def find(self, item_id: ItemId, hashed: int) -> int:
+        """Return the ordinal of a live item, or -1.
+
+        Raises:
+            CorruptIndex: if the only document it could be is damaged.
+        """
+        for ordinal in self.segment.candidates(hashed).tolist():
+            if (
+                self.is_live(ordinal)
+                and self.segment.namespace_of(ordinal) == item_id.namespace
+                and self.segment.document(ordinal).key == item_id.key
+            ):
+                return int(ordinal)
+        return -1
+
+
+def view_mask(view: CheckedView, key: ViewKey, segment: Segment, *, few: int) -> ViewMask:
+    """Return what a view shows of a segment, tombstones and allow-list left out; up to `few` rows are listed.
+
+    Raises:
+        CorruptIndex: if a document that a filter has to look at is damaged.
+    """
+    known = segment.masks.get(key)
+    if known is not None:
+        return known
+    covered = np.fromiter(map(view.covers, segment.namespaces), np.bool_, len(segment.namespaces))
+    items = covered[segment.item_namespaces] if len(covered) else np.zeros(0, np.bool_)
+    if view.passes is not None:
+        for ordinal in np.flatnonzero(items).tolist():
+            items[ordinal] = view.passes(msgspec.json.decode(segment.document(ordinal).value))
+    rows = items[: len(segment.raw)] if segment.row_items is None else items[segment.row_items]
+    count = int(np.count_nonzero(rows))
+    mask = ViewMask(packed(items), packed(rows), np.flatnonzero(rows) if count <= few else None)
+    segment.masks.put(key, mask)
+    return mask
+
+
+def live_rows(mask: ViewMask, view: SegmentView) -> tuple[Bits, int]:
+    """Return the bits of the rows that a view shows and that are there, and their number."""
+    bits = mask.rows & ~view.dead_rows if view.num_dead_rows else mask.rows
+    return bits, num_set(bits)
+
+
+def _ranges(rows: Ordinals, gap: int) -> Sequence[tuple[int, int]]:
+    """Return ascending rows as ranges that may hold up to `gap` others between two of them."""
+    breaks = np.flatnonzero(np.diff(rows) > gap + 1)
+    first = rows[np.concatenate(([0], breaks + 1))]
+    last = rows[np.concatenate((breaks, [len(rows) - 1]))] + 1
+    return list(zip(first.tolist(), last.tolist(), strict=True))
