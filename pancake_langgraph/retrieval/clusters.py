@@ -1,10 +1,11 @@
-"""Partitions of vectors by direction: centroids of length one, each vector with the one it has the largest product with.
+"""Partitions of vectors by direction: each vector is with the centroid, of length one, of the largest product.
 
 The products are numpy's, whose BLAS knows the CPU.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ _CHUNK: Final = 4096
 
 def num_partitions(num_rows: int) -> int:
     """Return how many partitions suit so many rows: about four times the root, a power of two."""
-    return max(1, 1 << round(np.log2(4 * np.sqrt(max(1, num_rows)))))
+    return int(1 << round(math.log2(4 * math.sqrt(max(1, num_rows)))))
 
 
 def train(sample: Floats, count: int, *, seed: int = 0) -> Floats:
@@ -58,4 +59,5 @@ def assign(vectors: Floats, centroids: Floats) -> tuple[NDArray[np.int64], Float
 
 def _directions(vectors: Floats) -> Floats:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    directions: Floats = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return directions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,13 +21,14 @@ from pancake_langgraph.retrieval.masks import MaskCache, ViewKey
 
 _ALIVE: Final = np.iinfo(np.int64).max
 _FIRST: Final = 64
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Delta:
     """Items and rows in the order in which they came.  Not thread-safe, except through views."""
 
     def __init__(self, dim: int) -> None:
-        """Hold nothing yet."""
+        """Hold nothing yet.  `item_rows[n]` is where the rows of item `n` begin."""
         self.dim = dim
         self.items: list[LogItem] = []
         self.num_rows = 0
@@ -48,7 +49,7 @@ class Delta:
     def add(self, item: LogItem) -> None:
         """Append an item; an earlier one of the same id has to be killed before."""
         ordinal = len(self.items)
-        if ordinal == len(self._dead_at):
+        if ordinal + 1 == len(self._dead_at):
             self._dead_at = _grown(self._dead_at, _ALIVE)
             self._item_namespaces = _grown(self._item_namespaces, 0)
             self._item_rows = _grown(self._item_rows, 0)
@@ -58,7 +59,6 @@ class Delta:
             number = self._namespace_numbers[item.namespace] = len(self.namespaces)
             self.namespaces.append(item.namespace)
         self._item_namespaces[ordinal] = number
-        self._item_rows[ordinal] = self.num_rows
         if item.expires_at_s is not None:
             self._expires[ordinal] = item.expires_at_s
             self.next_expiry_s = min(self.next_expiry_s, item.expires_at_s)
@@ -66,7 +66,8 @@ class Delta:
             self._add_rows(np.frombuffer(item.vectors, np.float32).reshape(-1, self.dim), ordinal)
         name = (item.namespace, item.key)
         self._before.append(self._latest.get(name, -1))
-        self.items.append(item)
+        self._item_rows[ordinal + 1] = self.num_rows
+        self.items.append(msgspec.structs.replace(item, vectors=b"") if item.vectors else item)
         self._latest[name] = ordinal
 
     def _add_rows(self, vectors: NDArray[np.float32], ordinal: int) -> None:
@@ -172,9 +173,7 @@ class DeltaView:
 
     def rows_of(self, ordinal: int) -> NDArray[np.float32]:
         """Return the vectors of an item."""
-        first = int(self.item_rows[ordinal])
-        count = len(self.delta.items[ordinal].vectors) // (4 * self.delta.dim)
-        return self.vectors[first : first + count]
+        return self.vectors[self.item_rows[ordinal] : self.item_rows[ordinal + 1]]
 
     @property
     def num_bytes(self) -> int:
@@ -195,8 +194,8 @@ def ids_of(items: Sequence[LogItem]) -> list[ItemId]:
     return [ItemId(item.namespace, item.key) for item in items]
 
 
-def _grown[T: NDArray[np.generic]](array: T, fill: float) -> T:
+def _grown(array: NDArray[_Scalar], fill: float) -> NDArray[_Scalar]:
     """Return a copy of twice the length; whoever holds the old one keeps it."""
     grown = np.full((2 * len(array), *array.shape[1:]), fill, array.dtype)
     grown[: len(array)] = array
-    return grown  # type: ignore[return-value]
+    return grown

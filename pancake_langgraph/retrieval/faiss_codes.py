@@ -28,6 +28,8 @@ _TRAIN_ROWS: Final = 40_000
 _TRAIN_ROUNDS: Final = 12
 _HNSW_LINKS: Final = 32
 _HNSW_BUILD: Final = 100
+#: Faiss may answer with places in lists instead of rows.
+_WITHOUT_PAIRS: Final = False
 
 
 class Codes(Protocol):
@@ -122,7 +124,7 @@ class IvfCodes:
             index.pq.train(residuals)
         elif kind == "sq8":
             quality = faiss.ScalarQuantizer.QT_8bit
-            index = faiss.IndexIVFScalarQuantizer(quantizer, dim, count, quality, metric, True)
+            index = faiss.IndexIVFScalarQuantizer(quantizer, dim, count, quality, metric)
             index.sq.train(residuals)
         else:
             index = faiss.IndexIVFRaBitQ(quantizer, dim, count, metric)
@@ -174,8 +176,7 @@ class IvfCodes:
         pointer = faiss.swig_ptr
         self._index.search_preassigned_c(
             *(len(queries), pointer(queries), count, pointer(lists), pointer(near), pointer(scores), pointer(found)),
-            False,
-            settings,
+            *(_WITHOUT_PAIRS, settings),
         )
         return found
 
@@ -183,7 +184,8 @@ class IvfCodes:
         """See `Codes.nearest_lists`."""
         products = query[None] @ self.centroids.T
         lists = _top(products, min(count, self.num_lists))[0]
-        return lists[np.argsort(-products[0, lists], kind="stable")]
+        ordered: Rows = lists[np.argsort(-products[0, lists], kind="stable")]
+        return ordered
 
     def rows_in(self, number: int) -> Rows:
         """See `Codes.rows_in`."""

@@ -112,6 +112,25 @@ def read_log(path: Path, offset: int = 0) -> LogTail:
     return LogTail(records, offset + at, _damage(data, at, offset, path))
 
 
+def salvage(path: Path) -> Sequence[Record]:
+    """Return all whole records of a damaged log.
+
+    Raises:
+        CorruptIndex: if it is no log.
+    """
+    data = path.read_bytes()
+    records: list[Record] = []
+    at = len(_HEADER)
+    while (at := data.find(_MAGIC, at)) >= 0:
+        found = _record(data, at, path)
+        if found is None:
+            at += 1
+        else:
+            records.append(found[0])
+            at = found[1]
+    return records
+
+
 class LogWriter:
     """Appends to one log.  `append` is called under the writer's lock, `wait` from any thread without it."""
 

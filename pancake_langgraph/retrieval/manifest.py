@@ -28,15 +28,20 @@ _TRIES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """One immutable segment: its folder below `seg`, its kind, its sizes, its files, and the tombstones of it."""
+    """One immutable segment: its folder below `seg`, its kind, its sizes, its files, and the tombstones of it.
+
+    `trained_rows` is for how many rows its codes were trained; `longest` the length of its longest vector.
+    """
 
     name: str
     kind: str
     num_items: int
     num_rows: int
     trained_rows: int
+    longest: float
     files: tuple[FileMark, ...]
     dead: FileMark | None = None
+    num_dead: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -115,7 +120,9 @@ def read_current(root: Path) -> Manifest:
             raise RetrievalError(f"{root}: there is no index here (no file {CURRENT}); make one first") from None
         name, _, seal = line.rstrip(b"\n").partition(b" ")
         if _seal(name) != seal:
-            raise CorruptIndex(f"{root / CURRENT}: its checksum does not fit; restore it, or run verify to see the rest")
+            raise CorruptIndex(
+                f"{root / CURRENT}: its checksum does not fit; restore it, or run verify to see the rest"
+            )
         try:
             return _decode(root / name.decode())
         except FileNotFoundError:

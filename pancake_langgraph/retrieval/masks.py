@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from pancake_langgraph.retrieval.checks import CheckedView
 
 #: Bits of a bitmap, the lowest first, as Faiss reads them.
 Bits = NDArray[np.uint8]
+Mask = TypeVar("Mask")
 _MAX_VIEWS: Final = 64
 
 
@@ -37,7 +38,7 @@ class ViewKey:
         return cls(checked.prefixes, msgspec.json.encode(view.where) if checked.passes is not None else b"")
 
 
-class MaskCache[Mask]:
+class MaskCache(Generic[Mask]):
     """The masks of the views that were used last.  Thread-safe."""
 
     def __init__(self) -> None:

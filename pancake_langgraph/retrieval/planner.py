@@ -34,20 +34,26 @@ class Probe:
     candidates: int
 
 
-def plan(*, visible: int, rows: int, wanted: int, lists: int, recall: Recall) -> Scan | Probe:
+def plan(
+    *, visible: int, rows: int, wanted: int, lists: int, recall: Recall, exact_rows: int = EXACT_ROWS
+) -> Scan | Probe:
     """Decide how to find the best `wanted` of the `visible` among `rows` rows in `lists` partitions.
 
-    The fewer of the rows are visible, the more partitions it takes to meet as many of them.
+    The fewer of the rows are visible, the more partitions it takes to meet as many of them.  A segment with a graph
+    counts as one partition, `probes` is then how many rows the walk remembers; one without codes has none.
     """
-    if recall == "exact" or visible <= EXACT_ROWS or lists == 0:
+    if recall == "exact" or visible <= exact_rows or lists == 0:
         return Scan()
+    probes = math.ceil(_PROBES[recall] * math.sqrt(rows / visible))
+    if lists == 1:
+        walk = max(probes, 2 * wanted)
+        return Probe(walk, walk) if walk * 4 < visible else Scan()
     candidates = max(_MIN_CANDIDATES, _CANDIDATES[recall] * wanted)
     if candidates * 4 >= visible:
         return Scan()
-    probes = math.ceil(_PROBES[recall] * math.sqrt(rows / visible))
     # Deep searches need as many partitions as hold a few times what they ask for.
     probes = max(probes, math.ceil(4 * candidates * lists / visible))
-    return Probe(min(probes, lists) if lists > 1 else max(probes, candidates), candidates)
+    return Probe(min(probes, lists), candidates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,10 @@ Its files are never changed.  They may be removed while it is open: what is open
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,8 +55,6 @@ from pancake_langgraph.retrieval.segment_files import (
     row_sums,
 )
 
-logger = logging.getLogger(__name__)
-
 Ordinals = NDArray[np.int64]
 Floats = NDArray[np.float32]
 #: Rows further apart than this are read on their own.
@@ -70,6 +66,17 @@ _READ_AHEAD: Final = 1 << 16
 def hash_of(item_id: ItemId) -> int:
     """Return the hash by which an id is looked up; different ids may share one."""
     return xxhash.xxh3_64_intdigest("\x1f".join((*item_id.namespace, item_id.key)).encode())
+
+
+class DamagedPart(CorruptIndex):
+    """Some items of a segment are not what was written; the segment and the items' numbers in it are known."""
+
+    def __init__(self, what: str, segment: str, ordinals: Ordinals) -> None:
+        """Say what is damaged."""
+        super().__init__(
+            f"{what} is damaged; restore the file from a copy, or open the index with on_corrupt='skip' to use the rest"
+        )
+        self.segment, self.ordinals = segment, ordinals
 
 
 class Segment:
@@ -104,8 +111,8 @@ class Segment:
         self._item_row_starts = self._optional(ITEM_ROW_STARTS)
         self.codes: Codes | None = load(self.folder / CODES) if CODES in self._names else None
         self.masks: MaskCache[ViewMask] = MaskCache()
+        self.ignored: set[int] = set()
         self._raw_fd, self._docs_fd = self._open(RAW), self._open(DOCS)
-        self._warned = threading.Event()
 
     def _open(self, name: str) -> int:
         fd = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -123,6 +130,11 @@ class Segment:
                 raise CorruptIndex(f"{path}: got {size} bytes, written were {mark.size}; restore it from a copy")
             if mark.name not in CHECKED_IN_PARTS and checksum_of(path) != mark.checksum:
                 raise CorruptIndex(f"{path}: its checksum does not fit; restore it from a copy")
+
+    def ignore(self, ordinals: Ordinals) -> None:
+        """Do not complain about damaged items any more: they are dead in every view from now on."""
+        self.ignored.update(ordinals.tolist())
+        self._seen[self.rows_of_all(ordinals)] = True
 
     # -- ids ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +156,8 @@ class Segment:
 
     def namespace_of(self, ordinal: int) -> Namespace:
         """Return the namespace of an item."""
-        return self.namespaces[self.item_namespaces[ordinal]]
+        namespace: Namespace = self.namespaces[self.item_namespaces[ordinal]]
+        return namespace
 
     # -- documents ------------------------------------------------------------------------------------------------
 
@@ -152,14 +165,12 @@ class Segment:
         """Read an item's document.
 
         Raises:
-            CorruptIndex: if it is damaged; file and place are named.
+            DamagedPart: if it is damaged; file and place are named.
         """
         document = opened(self.sealed_document(ordinal))
         if document is None:
-            raise CorruptIndex(
-                f"{self.folder / DOCS}: the document at byte {int(self.doc_offsets[ordinal])} is damaged; "
-                "restore the file from a copy, or open the index with on_corrupt='skip' to use the rest"
-            )
+            where = f"the document at byte {int(self.doc_offsets[ordinal])}"
+            raise DamagedPart(f"{self.folder / DOCS}: {where}", self.entry.name, np.array([ordinal]))
         return document
 
     def sealed_document(self, ordinal: int) -> bytes:
@@ -190,7 +201,7 @@ class Segment:
         """Read scattered rows by exact ranges, and check them.
 
         Raises:
-            CorruptIndex: if one is damaged; file and row are named.
+            DamagedPart: if one is damaged; file and row are named.
         """
         block = np.empty((len(rows), self.dim), np.float32)
         size = self.dim * 4
@@ -199,6 +210,16 @@ class Segment:
                 os.preadv(self._raw_fd, [block[at]], row * size)
         except OSError as error:
             raise RetrievalError(f"{self.folder / RAW}: {error.strerror}") from error
+        self._verify(block, rows)
+        return block
+
+    def gathered(self, rows: Ordinals) -> Floats:
+        """Copy rows out of the mapped file, and check them: for many rows that lie close together.
+
+        Raises:
+            DamagedPart: if one is damaged.
+        """
+        block: Floats = self.raw[rows]
         self._verify(block, rows)
         return block
 
@@ -215,7 +236,7 @@ class Segment:
         Neighbors are looked at where they lie; scattered rows are copied.
 
         Raises:
-            CorruptIndex: if one is damaged.
+            DamagedPart: if one is damaged.
         """
         if rows is None:
             first, last = 0, len(self.raw)
@@ -230,9 +251,7 @@ class Segment:
             return block, None if rows is None or len(rows) == last - first else rows - first
         ranges = _ranges(rows, _GAP)
         if len(ranges) > _MAX_RANGES:
-            block = self.raw[rows]
-            self._verify(block, rows)
-            return block, None
+            return self.gathered(rows), None
         parts = []
         for start, end in ranges:
             self._read_ahead(start, end)
@@ -261,17 +280,17 @@ class Segment:
         wrong = row_sums(block[fresh]) != self._sums[rows][fresh]
         if wrong.any():
             numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            bad = int(numbers[fresh[np.flatnonzero(wrong)[0]]])
-            raise CorruptIndex(
-                f"{self.folder / RAW}: row {bad} is damaged; restore the file from a copy, "
-                "or open the index with on_corrupt='skip' to use the rest"
-            )
+            bad = numbers[fresh[wrong]]
+            items = bad if self.row_items is None else self.row_items[bad].astype(np.int64)
+            raise DamagedPart(f"{self.folder / RAW}: row {bad[0]}", self.entry.name, items)
         self._seen[rows] = True
 
     @property
     def num_bytes(self) -> int:
         """Memory in bytes: codes, and the arrays that every search touches; the rest stays in files."""
-        arrays = self.item_namespaces.nbytes + self._seen.nbytes + (self.row_items.nbytes if self.row_items else 0)
+        arrays = (
+            self.item_namespaces.nbytes + self._seen.nbytes + (0 if self.row_items is None else self.row_items.nbytes)
+        )
         return arrays + (self.codes.num_bytes if self.codes else 0)
 
 
@@ -293,12 +312,29 @@ class SegmentView:
     dead_rows: Bits
     num_dead_items: int = 0
     num_dead_rows: int = 0
+    #: Nothing of it expires earlier; a deleted item may still count.
+    next_expiry_s: float = np.inf
 
     @classmethod
-    def whole(cls, segment: Segment) -> SegmentView:
-        """Return a segment without tombstones."""
+    def of(cls, segment: Segment, dead_items: Bits | None = None) -> SegmentView:
+        """Return a segment with tombstones, or without."""
         entry = segment.entry
-        return cls(segment, np.zeros(-(-entry.num_items // 8), np.uint8), np.zeros(-(-entry.num_rows // 8), np.uint8))
+        view = cls(
+            segment,
+            np.zeros(-(-entry.num_items // 8), np.uint8),
+            np.zeros(-(-entry.num_rows // 8), np.uint8),
+            next_expiry_s=np.inf if segment.expires is None else float(segment.expires.min()),
+        )
+        return view if dead_items is None else view.without(np.flatnonzero(unpacked(dead_items, entry.num_items)))
+
+    def expired(self, now_s: float) -> SegmentView:
+        """Return the segment without what has expired."""
+        expires = self.segment.expires
+        if expires is None:
+            return self
+        left = expires[expires > now_s]
+        view = self.without(np.flatnonzero(expires <= now_s))
+        return replace(view, next_expiry_s=float(left.min()) if len(left) else np.inf)
 
     def without(self, ordinals: Ordinals) -> SegmentView:
         """Return the segment with tombstones for some more items."""
@@ -313,6 +349,7 @@ class SegmentView:
             with_bits(self.dead_rows, rows),
             self.num_dead_items + len(ordinals),
             self.num_dead_rows + len(rows),
+            self.next_expiry_s,
         )
 
     @property
@@ -362,7 +399,9 @@ def view_mask(view: CheckedView, key: ViewKey, segment: Segment, *, few: int) ->
     items = covered[segment.item_namespaces] if len(covered) else np.zeros(0, np.bool_)
     if view.passes is not None:
         for ordinal in np.flatnonzero(items).tolist():
-            items[ordinal] = view.passes(msgspec.json.decode(segment.document(ordinal).value))
+            items[ordinal] = ordinal not in segment.ignored and view.passes(
+                msgspec.json.decode(segment.document(ordinal).value)
+            )
     rows = items[: len(segment.raw)] if segment.row_items is None else items[segment.row_items]
     count = int(np.count_nonzero(rows))
     mask = ViewMask(packed(items), packed(rows), np.flatnonzero(rows) if count <= few else None)

@@ -1,0 +1,354 @@
+"""The engine on disk: Faiss codes in memory, vectors and documents in immutable files, a log for what is new.
+
+One process writes, any number read and see what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph.retrieval import disk_items, disk_search
+from pancake_langgraph.retrieval.base import EngineStats, Hit, Item, ItemId, Namespace, Query, View
+from pancake_langgraph.retrieval.checks import (
+    checked_count,
+    checked_dim,
+    checked_ids,
+    checked_items,
+    checked_time,
+    named,
+    one_of_each,
+)
+from pancake_langgraph.retrieval.disk import Disk
+from pancake_langgraph.retrieval.disk_search import Asked, Settings
+from pancake_langgraph.retrieval.faiss_codes import CODE_KINDS, CodeKind
+from pancake_langgraph.retrieval.index_reader import IndexReader
+from pancake_langgraph.retrieval.index_state import State
+from pancake_langgraph.retrieval.index_writer import IndexWriter, WriteOptions
+from pancake_langgraph.retrieval.loading import Damage, OnCorrupt, healed
+from pancake_langgraph.retrieval.log import Ack, LogItem, Operation
+from pancake_langgraph.retrieval.manifest import LOGS
+from pancake_langgraph.retrieval.planner import EXACT_ROWS, RECALLS, Recall
+from pancake_langgraph.retrieval.segment_build import BuildPlan
+
+_FLUSH_ROWS: Final = 4096
+_CODED_ROWS: Final = 16384
+_T = TypeVar("_T")
+_ACKS: Final = ("sync", "group", "none")
+
+
+class DiskVectorEngine:
+    """The port `VectorEngine` over a folder.  Thread-safe; a forked child has to open its own.
+
+    Views of up to `exact_rows` vectors (in each segment) are compared exactly; in larger ones `recall` says how much
+    is looked at.  All matching items come back when fewer than asked for exist.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dim: int | None = None,
+        fingerprint: str | None = None,
+        read_only: bool = False,
+        ack: Ack = "group",
+        recall: Recall = "balanced",
+        codes: CodeKind = "pq",
+        merge: Literal["background", "manual"] = "background",
+        on_corrupt: OnCorrupt = "raise",
+        flush_rows: int = _FLUSH_ROWS,
+        coded_rows: int = _CODED_ROWS,
+        exact_rows: int = EXACT_ROWS,
+        clock: Callable[[], float] = time.time,
+        disk: Disk | None = None,
+    ) -> None:
+        """Open an index, or make one, which needs `dim`.
+
+        `fingerprint` names the embedder; an index without one takes it over.  `ack` says when a write returns (see
+        `retrieval.log`).  `codes` is what segments from `coded_rows` vectors on get when they are merged; `flush_rows`
+        is how many items or vectors wait in memory.  With `merge="manual"` nothing goes on in the background: flushes
+        happen in the write that makes them due, merges in `settle` and `compact`.  `on_corrupt="skip"` leaves damaged
+        parts out and names them in `damaged`; a writer gives them up then.
+
+        Raises:
+            IndexLocked: if another process, or another engine of this one, writes to the index.
+            EmbedderMismatch: if it holds vectors of another length, or of another embedder.
+            CorruptIndex: if part of it is not what was written; the message names the file.
+            RetrievalError: if there is none, it cannot be written, or a later version made it.
+        """
+        _check_choice("ack", ack, _ACKS)
+        _check_choice("recall", recall, RECALLS)
+        _check_choice("codes", codes, CODE_KINDS)
+        _check_choice("merge", merge, ("background", "manual"))
+        _check_choice("on_corrupt", on_corrupt, ("raise", "skip"))
+        for name, number in (("flush_rows", flush_rows), ("coded_rows", coded_rows), ("exact_rows", exact_rows)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise RetrievalError(f"{name}: got {number!r}, allowed are integers from 1 on")
+        self._root, self._clock, self._pid = Path(path), clock, os.getpid()
+        self._damage = Damage(on_corrupt)
+        self._settings = Settings(recall, exact_rows)
+        self._closed = False
+        dim = None if dim is None else checked_dim(dim)
+        self._core: IndexReader | IndexWriter
+        if read_only:
+            self._core = IndexReader(self._root, dim=dim, fingerprint=fingerprint, damage=self._damage)
+        else:
+            build = BuildPlan(codes, coded_rows, exact_rows)
+            options = WriteOptions(ack, flush_rows, build, merge == "background")
+            self._core = IndexWriter(
+                self._root,
+                dim=dim,
+                fingerprint=fingerprint,
+                options=options,
+                damage=self._damage,
+                disk=disk or Disk(),
+            )
+        self._dim = self._core.manifest.dim
+
+    @property
+    def dim(self) -> int:
+        """Length of every vector."""
+        return self._dim
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Name of the embedder whose vectors it holds, if it was said."""
+        return self._core.manifest.fingerprint
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """What was found damaged and left out."""
+        return tuple(self._damage.found)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Store items, replacing those of the same id: all or none of them.
+
+        Raises:
+            InvalidItem: see the port.
+            RetrievalError: if they could not be logged (no room, say), or the engine only reads, or is closed.
+        """
+        writer = self._writer()
+        accepted = checked_items(items, self._dim)
+        if accepted:
+            writer.write(Operation(puts=[_log_item(item) for item in accepted]))
+
+    def delete(self, ids: Sequence[ItemId]) -> int:
+        """Delete items and return how many there were.
+
+        Raises:
+            RetrievalError: as `put`.
+        """
+        writer = self._writer()
+        wanted = one_of_each(checked_ids(ids))
+        self._expire()
+
+        def decide(state: State) -> Operation:
+            there = [item_id for item_id in wanted if state.locate(item_id) is not None]
+            return Operation(deletes=[(item_id.namespace, item_id.key) for item_id in there])
+
+        return len(writer.write_from(decide).deletes)
+
+    def touch(self, expiries: Mapping[ItemId, float | None]) -> int:
+        """Set when items expire and nothing else of them; return how many were there.
+
+        Raises:
+            RetrievalError: as `put`.
+        """
+        writer = self._writer()
+        checked_ids(list(expiries))
+        for item_id, expires_at_s in expiries.items():
+            if expires_at_s is not None:
+                checked_time(expires_at_s, named(item_id))
+        self._expire()
+
+        def decide(state: State) -> Operation:
+            found = zip(disk_items.get(state, list(expiries)), expiries.values(), strict=True)
+            return Operation(
+                puts=[_log_item(replace(item, expires_at_s=at_s)) for item, at_s in found if item is not None]
+            )
+
+        return len(writer.write_from(decide).puts)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def get(self, ids: Sequence[ItemId]) -> list[Item | None]:
+        """Return items in the order of `ids`, with their vectors; `None` for those that are not there.
+
+        Raises:
+            CorruptIndex: if one is damaged.
+        """
+        wanted = checked_ids(ids)
+        return self._read(lambda state: disk_items.get(state, wanted))
+
+    def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
+        """Return for each query its hits, best first, equal scores by id; all see one state of the index.
+
+        Raises:
+            InvalidQuery: see the port.
+            CorruptIndex: if something that has to be read is damaged.
+        """
+        self._enter()
+        asked = [Asked.of(query, self._dim) for query in queries]
+        return self._read(lambda state: disk_search.search(state, asked, self._settings))
+
+    def items(self, view: View, *, limit: int | None = None, offset: int = 0) -> list[Item]:
+        """Return items of a view, last updated first, equal times by id, without vectors.
+
+        Raises:
+            CorruptIndex: if something that has to be read is damaged.
+        """
+        checked_count(offset, "offset")
+        if limit is not None:
+            checked_count(limit, "limit")
+        return self._read(
+            lambda state: disk_items.items(state, view, limit=limit, offset=offset, few=self._settings.exact_rows)
+        )
+
+    def namespaces(self) -> list[Namespace]:
+        """Return the namespaces that have live items, sorted."""
+        state = self._state()
+        found: set[Namespace] = set()
+        for delta in state.deltas:
+            numbers = np.unique(delta.item_namespaces[: delta.num_items][delta.alive()])
+            found.update(delta.delta.namespaces[number] for number in numbers.tolist())
+        for view in state.segments:
+            numbers = np.unique(view.segment.item_namespaces[view.live_items()])
+            found.update(view.segment.namespaces[number] for number in numbers.tolist())
+        return sorted(found)
+
+    def prefetch(self, queries: Sequence[Query]) -> int:
+        """Have the system read what these searches would compare with exactly; return its bytes.
+
+        It does not wait for the disk, changes no answer, and reads nothing of small views.
+
+        Raises:
+            InvalidQuery: as `search`.
+        """
+        self._enter()
+        asked = [Asked.of(query, self._dim) for query in queries]
+        return self._read(lambda state: disk_search.prefetch(state, asked, self._settings))
+
+    def stats(self) -> EngineStats:
+        """Return sizes; memory counts codes, bitmaps and what waits for a flush, disk the files of the index."""
+        state = self._state()
+        delta_rows = [int(np.count_nonzero(one.alive()[one.row_items[: one.num_rows]])) for one in state.deltas]
+        delta_items = sum(int(np.count_nonzero(one.alive())) for one in state.deltas)
+        dead = sum(one.num_rows for one in state.deltas) - sum(delta_rows)
+        return EngineStats(
+            num_items=delta_items + sum(view.num_items for view in state.segments),
+            num_vectors=sum(delta_rows) + sum(view.num_rows for view in state.segments),
+            delta_vectors=sum(delta_rows),
+            dead_vectors=dead + sum(view.num_dead_rows for view in state.segments),
+            memory_bytes=sum(one.num_bytes for one in state.deltas)
+            + sum(view.segment.num_bytes + view.dead_items.nbytes + view.dead_rows.nbytes for view in state.segments),
+            disk_bytes=sum(view.segment.entry.num_bytes for view in state.segments) + self._log_bytes(),
+        )
+
+    # -- upkeep ---------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Flush what waits, and do all merges that are due.
+
+        Raises:
+            RetrievalError: if something could not be written; the index is what it was.
+        """
+        self._expire()
+        self._writer().settle()
+
+    def compact(self) -> None:
+        """Write everything into one segment, without what was deleted.
+
+        Raises:
+            RetrievalError: if it could not be written; the index is what it was.
+        """
+        self._expire()
+        self._writer().compact()
+
+    def sync(self) -> None:
+        """Return when everything that was written is on the device, whatever `ack` is.
+
+        Raises:
+            RetrievalError: if the device failed.
+        """
+        self._writer().wait_synced()
+
+    def close(self) -> None:
+        """End background work and release files and lock.  May be called twice; later calls raise `RetrievalError`.
+
+        Raises:
+            RetrievalError: if the log could not be synced.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._core.close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._closed:
+            raise RetrievalError(f"{self._root}: the engine is closed; open another one")
+        if os.getpid() != self._pid:
+            raise RetrievalError(
+                f"{self._root}: the engine was opened by process {self._pid} and cannot be used in its "
+                f"child {os.getpid()}; open one there, read-only beside a writer"
+            )
+
+    def _writer(self) -> IndexWriter:
+        self._enter()
+        if not isinstance(self._core, IndexWriter):
+            raise RetrievalError(f"{self._root}: the engine was opened with read_only=True; open it for writing")
+        return self._core
+
+    def _state(self) -> State:
+        """Return the state of now: what the writer did, and without what has expired."""
+        self._enter()
+        if isinstance(self._core, IndexReader):
+            self._core.refresh()
+        self._expire()
+        return self._core.index.state
+
+    def _expire(self) -> None:
+        now_s = self._clock()
+        if now_s >= self._core.index.state.next_expiry_s:
+            with self._core.lock:
+                self._core.index.expire(now_s)
+
+    def _read(self, work: Callable[[State], _T]) -> _T:
+        """Read from the state; where damage may be skipped, the damaged items are taken out and it is done again."""
+        state = self._state()
+        try:
+            return work(state)
+        except CorruptIndex:
+            with self._core.lock:
+                return healed(lambda: work(self._core.index.state), self._core.index, self._damage)
+
+    def _log_bytes(self) -> int:
+        return sum(path.stat().st_size for path in (self._root / LOGS).glob("*.log"))
+
+
+def _log_item(item: Item) -> LogItem:
+    return LogItem(
+        item.id.namespace,
+        item.id.key,
+        item.created_at_s,
+        item.updated_at_s,
+        item.expires_at_s,
+        msgspec.json.encode(item.value),
+        b"".join([vector.tobytes() for vector in item.vectors]),
+    )
+
+
+def _check_choice(name: str, got: object, allowed: Sequence[str]) -> None:
+    if got not in allowed:
+        raise RetrievalError(f"{name}: got {got!r}, allowed are {', '.join(allowed)}")

@@ -1,0 +1,105 @@
+"""A reader of an index that another process may write: follows its manifests and its logs."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pancake_langgraph._errors import CorruptIndex
+from pancake_langgraph.retrieval.index_state import Index
+from pancake_langgraph.retrieval.index_writer import check_embedder
+from pancake_langgraph.retrieval.loading import Damage, current_manifest, healed, open_segments, replay
+from pancake_langgraph.retrieval.log import read_log
+from pancake_langgraph.retrieval.manifest import CURRENT, Manifest, log_path
+
+_TRIES: Final = 50
+
+
+class IndexReader:
+    """Thread-safe.  `refresh` before each use makes it see what was acknowledged before."""
+
+    def __init__(self, root: Path, *, dim: int | None, fingerprint: str | None, damage: Damage) -> None:
+        """Open an index.
+
+        Raises:
+            EmbedderMismatch: if it holds vectors of another length or fingerprint.
+            CorruptIndex: if it is damaged.
+            RetrievalError: if there is none.
+        """
+        self._root, self._damage = root, damage
+        self.lock = threading.RLock()
+        self._stamp: tuple[int, int] | None = None
+        self.manifest: Manifest
+        self.index: Index
+        self._load()
+        check_embedder(root, self.manifest, dim, fingerprint)
+
+    def refresh(self) -> None:
+        """Take in what the writer did since the last time.
+
+        Raises:
+            CorruptIndex: if what it wrote is damaged.
+        """
+        with self.lock:
+            if self._stamp_now() != self._stamp or not self._follow():
+                self._load()
+
+    def _stamp_now(self) -> tuple[int, int] | None:
+        try:
+            found = (self._root / CURRENT).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _load(self) -> None:
+        """Open what is published now; what is published meanwhile makes it begin anew."""
+        known = {} if self._stamp is None else {n: view.segment for n, view in self.index.segments.items()}
+        for _ in range(_TRIES):
+            stamp = self._stamp_now()
+            self.manifest = current_manifest(self._root, self._damage)
+            try:
+                views = open_segments(self._root, self.manifest, self._damage, known)
+                index = Index(self.manifest.dim, views)
+                end = replay(self._root, self.manifest.log_floor, self._damage, index)
+            except FileNotFoundError as error:
+                missing = error
+                continue
+            if self._stamp_now() == stamp:
+                self.index, self._stamp = index, stamp
+                self._log_number, self._log_end = end.number, end.end
+                return
+        raise CorruptIndex(
+            f"{self._root / self.manifest.file_name} names what is missing ({missing.filename}); restore it from a copy"
+        )
+
+    def _follow(self) -> bool:
+        """Apply what was logged since the last time; return false where the log is gone."""
+        while True:
+            path = log_path(self._root, self._log_number)
+            try:
+                if path.stat().st_size > self._log_end:
+                    self._apply(path)
+            except FileNotFoundError:
+                # A log that is not there yet is one that is still to be made.
+                return self._log_end == 0
+            # The writer does not touch a log any more when there is a next one: look once more, then go on to that.
+            if not log_path(self._root, self._log_number + 1).exists():
+                return True
+            if path.stat().st_size > self._log_end:
+                self._apply(path)
+            self._log_number, self._log_end = self._log_number + 1, 0
+
+    def _apply(self, path: Path) -> None:
+        tail = read_log(path, self._log_end)
+        if tail.damage is not None:
+            tail = read_log(path, self._log_end)  # a record may have been taken back while it was read
+        if tail.damage is not None:
+            self._damage.met(CorruptIndex(tail.damage))
+        for record in tail.records:
+            healed(partial(self.index.apply, record.operation), self.index, self._damage)
+        self._log_end = tail.end
+
+    def close(self) -> None:
+        """Let go of the index."""

@@ -1,0 +1,165 @@
+"""What an index holds at one moment, and how operations change it.  Writer and readers go through the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pancake_langgraph.retrieval.base import ItemId
+from pancake_langgraph.retrieval.delta import Delta, DeltaView
+from pancake_langgraph.retrieval.log import Operation
+from pancake_langgraph.retrieval.segment import Ordinals, SegmentView, hash_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """Everything after change `seq`.  Immutable; an item is alive in one of the sources at most."""
+
+    seq: int
+    segments: tuple[SegmentView, ...] = ()
+    deltas: tuple[DeltaView, ...] = ()
+    next_expiry_s: float = np.inf
+
+    def locate(self, item_id: ItemId) -> tuple[DeltaView | SegmentView, int] | None:
+        """Return where a live item is.
+
+        Raises:
+            DamagedPart: if its document cannot be read.
+        """
+        for delta in reversed(self.deltas):
+            ordinal = delta.find(item_id)
+            if ordinal >= 0:
+                return delta, ordinal
+        if self.segments:
+            hashed = hash_of(item_id)
+            for segment in reversed(self.segments):
+                ordinal = segment.find(item_id, hashed)
+                if ordinal >= 0:
+                    return segment, ordinal
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an operation takes out: ids, and where those in segments are."""
+
+    victims: Sequence[ItemId]
+    in_segments: Mapping[str, Sequence[int]]
+
+
+class Index:
+    """The mutable side: whoever calls a method that changes something holds a lock; `state` may be read at any time."""
+
+    def __init__(self, dim: int, segments: Iterable[SegmentView] = ()) -> None:
+        """Begin with segments and an empty delta."""
+        self._dim = dim
+        self._segments = {view.segment.entry.name: view for view in segments}
+        self._deltas = [Delta(dim)]
+        self._seq = 0
+        self.state = State(0)
+        self._publish()
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def apply(self, operation: Operation) -> None:
+        """Carry out one operation, as `prepare` and `commit` do.
+
+        Raises:
+            DamagedPart: see `prepare`.
+        """
+        self.commit(operation, self.prepare(operation))
+
+    def prepare(self, operation: Operation) -> Change:
+        """Look up what an operation replaces and deletes; nothing is changed.
+
+        Raises:
+            DamagedPart: if an item that may be meant cannot be read.
+        """
+        victims = [ItemId(item.namespace, item.key) for item in operation.puts]
+        victims += [ItemId(namespace, key) for namespace, key in operation.deletes]
+        return Change(victims, self._in_segments(victims))
+
+    def commit(self, operation: Operation, change: Change) -> None:
+        """Carry out what was prepared under the same lock; searches see all of it or nothing."""
+        self._seq += 1
+        for item_id in change.victims:
+            for delta in self._deltas:
+                delta.kill(item_id, self._seq)
+        self._kill_in_segments(change.in_segments)
+        for item in operation.puts:
+            self._deltas[-1].add(item)
+        self._publish()
+
+    def _in_segments(self, ids: Sequence[ItemId]) -> dict[str, list[int]]:
+        hits: dict[str, list[int]] = {}
+        for item_id in ids if self._segments else ():
+            hashed = hash_of(item_id)
+            for name, view in self._segments.items():
+                ordinal = view.find(item_id, hashed)
+                if ordinal >= 0:
+                    hits.setdefault(name, []).append(ordinal)
+                    break
+        return hits
+
+    def _kill_in_segments(self, hits: Mapping[str, Sequence[int] | Ordinals]) -> None:
+        for name, ordinals in hits.items():
+            self._segments[name] = self._segments[name].without(np.asarray(ordinals, np.int64))
+
+    def drop(self, name: str, ordinals: Ordinals) -> None:
+        """Take items of a segment out that cannot be read."""
+        if name in self._segments:
+            self._segments[name].segment.ignore(ordinals)
+            self._kill_in_segments({name: ordinals})
+            self._publish()
+
+    def expire(self, now_s: float) -> None:
+        """Take out what has expired."""
+        if now_s < self.state.next_expiry_s:
+            return
+        self._seq += 1
+        for delta in self._deltas:
+            delta.expire(now_s, self._seq)
+        for name, view in self._segments.items():
+            if view.next_expiry_s <= now_s:
+                self._segments[name] = view.expired(now_s)
+        self._publish()
+
+    # -- flush and merge ------------------------------------------------------------------------------------------
+
+    def freeze(self) -> tuple[DeltaView, ...]:
+        """Begin a new delta and return those before, which change by deaths only from now on."""
+        if self._deltas[-1].items:
+            self._deltas.append(Delta(self._dim))
+            self._publish()
+        return self.state.deltas[:-1]
+
+    def replace(self, gone: Sequence[str], deltas: Sequence[Delta], new: SegmentView | None) -> None:
+        """Put a segment in the place of others and of deltas."""
+        for name in gone:
+            del self._segments[name]
+        self._deltas = [delta for delta in self._deltas if delta not in deltas]
+        if new is not None:
+            self._segments[new.segment.entry.name] = new
+        self._publish()
+
+    @property
+    def num_waiting(self) -> int:
+        """Items or vectors, whichever are more, in all deltas, dead ones too."""
+        return sum(max(len(delta.items), delta.num_rows) for delta in self._deltas)
+
+    @property
+    def segments(self) -> Mapping[str, SegmentView]:
+        """The segments by name."""
+        return self._segments
+
+    def _publish(self) -> None:
+        expiries = [delta.next_expiry_s for delta in self._deltas]
+        expiries += [view.next_expiry_s for view in self._segments.values()]
+        self.state = State(
+            self._seq,
+            tuple(self._segments.values()),
+            tuple(delta.view(self._seq) for delta in self._deltas),
+            min(expiries),
+        )

@@ -1,0 +1,153 @@
+"""Opens what a manifest names: segments, tombstones, logs.  Damaged parts are refused, or left out and named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from pancake_langgraph._errors import CorruptIndex
+from pancake_langgraph.retrieval.disk import checksum_of
+from pancake_langgraph.retrieval.index_state import Index
+from pancake_langgraph.retrieval.log import read_log, salvage
+from pancake_langgraph.retrieval.manifest import (
+    TOMBSTONES,
+    Manifest,
+    SegmentEntry,
+    log_path,
+    newest_whole,
+    read_current,
+)
+from pancake_langgraph.retrieval.masks import Bits
+from pancake_langgraph.retrieval.segment import DamagedPart, Segment, SegmentView
+
+_T = TypeVar("_T")
+logger = logging.getLogger(__name__)
+
+#: What to do about damage: `raise` refuses what needs the damaged part, `skip` leaves it out, says so, and goes on.
+OnCorrupt = Literal["raise", "skip"]
+
+
+@dataclass(slots=True)
+class Damage:
+    """What was found damaged; with `skip` it is left out."""
+
+    on_corrupt: OnCorrupt
+    found: list[str] = field(default_factory=list)
+
+    def met(self, error: CorruptIndex) -> None:
+        """Note damage and return, or raise it."""
+        if self.on_corrupt == "raise":
+            raise error
+        self.found.append(str(error))
+        logger.error("left out of the index: %s", error)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where a log ends that may be appended to; `number` is that of a new one where it may not."""
+
+    number: int
+    end: int
+
+
+def current_manifest(root: Path, damage: Damage) -> Manifest:
+    """Return the manifest that is published, or, where `CURRENT` is damaged and may be skipped, the newest whole one.
+
+    Raises:
+        CorruptIndex: if there is none.
+        RetrievalError: if there is no index, or one of a later version.
+    """
+    try:
+        return read_current(root)
+    except CorruptIndex as error:
+        damage.met(error)
+        found = newest_whole(root)
+        if found is None:
+            raise
+        return found
+
+
+def open_segments(root: Path, manifest: Manifest, damage: Damage, known: Mapping[str, Segment]) -> list[SegmentView]:
+    """Open the segments of a manifest; those that are `known` are used on.
+
+    Raises:
+        CorruptIndex: if one is damaged; it is named.
+        FileNotFoundError: if one is gone, because a later manifest was published meanwhile.
+    """
+    views = []
+    for entry in manifest.segments:
+        try:
+            segment = known.get(entry.name) or Segment(root, entry, manifest.dim)
+            views.append(SegmentView.of(segment, read_tombstones(root, entry)))
+        except CorruptIndex as error:
+            damage.met(error)
+    return views
+
+
+def read_tombstones(root: Path, entry: SegmentEntry) -> Bits | None:
+    """Return the bits of the dead items of a segment, `None` if there are none.
+
+    Raises:
+        CorruptIndex: if they are not what was written.
+        FileNotFoundError: if they are gone.
+    """
+    if entry.dead is None:
+        return None
+    path = root / TOMBSTONES / entry.dead.name
+    if path.stat().st_size != entry.dead.size or checksum_of(path) != entry.dead.checksum:
+        raise CorruptIndex(f"{path}: its checksum does not fit; restore it from a copy")
+    return np.fromfile(path, np.uint8)
+
+
+def replay(root: Path, floor: int, damage: Damage, index: Index) -> LogEnd:
+    """Apply what stands in the logs from `floor` on, and return where to go on writing.
+
+    Raises:
+        CorruptIndex: if something acknowledged is not what was written.
+        FileNotFoundError: if the first log is gone.
+    """
+    number = floor
+    while True:
+        path = log_path(root, number)
+        tail = read_log(path)
+        is_last = not _has_records(root, number + 1)
+        problem = tail.damage
+        if problem is None and not is_last and tail.end < path.stat().st_size:
+            problem = f"{path}: it is damaged at byte {tail.end}"
+        records = tail.records
+        if problem is not None:
+            damage.met(CorruptIndex(f"{problem}; restore it, or open the index with on_corrupt='skip' to use the rest"))
+            records = salvage(path)
+        for record in records:
+            healed(partial(index.apply, record.operation), index, damage)
+        if is_last:
+            return LogEnd(number, tail.end) if problem is None else LogEnd(number + 1, 0)
+        number += 1
+
+
+def healed(work: Callable[[], _T], index: Index, damage: Damage) -> _T:
+    """Do work that may meet damage; where that may be skipped, the damaged items are taken out and it is done again.
+
+    Raises:
+        DamagedPart: if damage may not be skipped.
+    """
+    while True:
+        try:
+            return work()
+        except DamagedPart as error:
+            damage.met(error)
+            index.drop(error.segment, error.ordinals)
+
+
+def _has_records(root: Path, number: int) -> bool:
+    """Return whether there is a log with anything in it; one that was only just made does not count."""
+    try:
+        return log_path(root, number).stat().st_size > 8
+    except FileNotFoundError:
+        return False
