@@ -49,6 +49,11 @@ class Opener:
         """
         return engine
 
+    def before_and_after(self, engine: VectorEngine) -> Iterator[VectorEngine]:
+        """Yield an engine, and then what is found when it is opened again."""
+        yield engine
+        yield self.reopen(engine)
+
     def stir(self, engine: VectorEngine) -> None:
         """Do what the engine does in the background now: flush, merge."""
 
@@ -261,7 +266,7 @@ class VectorEngineContract:
         engine.put([an_item("k", vector(1.0)), an_item("l", vector(0.5), at=("b",))])
         gone, stays = ItemId(("a",), "k"), ItemId(("b",), "l")
         assert engine.delete([gone, gone, ItemId(("a",), "never")]) == 1
-        for again in (engine, opener.reopen(engine)):
+        for again in opener.before_and_after(engine):
             assert keys(find(again, vector(1.0))) == ["l"]
             assert again.get([gone]) == [None]
             assert [item.id for item in again.items(View())] == [stays]
@@ -358,7 +363,7 @@ class VectorEngineContract:
         assert keys(find(engine, vector(1.0))) == ["short", "long"]
         clock.now_s = 110.0
         assert engine.get([ItemId(("s",), "short")]) == [None]
-        for again in (engine, opener.reopen(engine)):
+        for again in opener.before_and_after(engine):
             assert keys(find(again, vector(1.0), limit=1)) == ["long"]
             assert [item.id.key for item in again.items(View())] == ["long"]
             assert again.namespaces() == [("a",)]

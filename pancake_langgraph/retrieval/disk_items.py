@@ -14,7 +14,8 @@ from pancake_langgraph.retrieval.checks import CheckedView, checked_view, latest
 from pancake_langgraph.retrieval.delta import DeltaView
 from pancake_langgraph.retrieval.index_state import State
 from pancake_langgraph.retrieval.masks import ViewKey, bits_at
-from pancake_langgraph.retrieval.segment import SegmentView, hash_of, view_mask
+from pancake_langgraph.retrieval.segment import hash_of
+from pancake_langgraph.retrieval.segment_view import SegmentView, view_mask
 
 Floats = NDArray[np.float32]
 Ordinals = NDArray[np.int64]
@@ -106,7 +107,9 @@ def items(state: State, view: View, *, limit: int | None, offset: int, few: int)
     return [item for item in found if checked.allowed is None or item.id in checked.allowed]
 
 
-def _visible_items(source: SegmentView, view: CheckedView, key: ViewKey, hashes: NDArray[np.uint64] | None, few: int) -> Ordinals:
+def _visible_items(
+    source: SegmentView, view: CheckedView, key: ViewKey, hashes: NDArray[np.uint64] | None, few: int
+) -> Ordinals:
     if hashes is not None:
         ordinals = np.unique(source.segment.all_candidates(hashes))
         ordinals = ordinals[~bits_at(source.dead_items, ordinals)]

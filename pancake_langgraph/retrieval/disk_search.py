@@ -26,7 +26,7 @@ from pancake_langgraph.retrieval.disk_items import (
 from pancake_langgraph.retrieval.index_state import State
 from pancake_langgraph.retrieval.masks import Bits, ViewKey, bits_at, packed, unpacked
 from pancake_langgraph.retrieval.planner import Probe, Recall, Scan, plan
-from pancake_langgraph.retrieval.segment import SegmentView, live_rows, view_mask
+from pancake_langgraph.retrieval.segment_view import SegmentView, live_rows, view_mask
 
 Floats = NDArray[np.float32]
 Ordinals = NDArray[np.int64]

@@ -9,10 +9,9 @@ from typing import Final
 
 from pancake_langgraph._errors import CorruptIndex
 from pancake_langgraph.retrieval.index_state import Index
-from pancake_langgraph.retrieval.index_writer import check_embedder
 from pancake_langgraph.retrieval.loading import Damage, current_manifest, healed, open_segments, replay
 from pancake_langgraph.retrieval.log import read_log
-from pancake_langgraph.retrieval.manifest import CURRENT, Manifest, log_path
+from pancake_langgraph.retrieval.manifest import CURRENT, Manifest, check_embedder, log_path
 
 _TRIES: Final = 50
 

@@ -10,7 +10,8 @@ import numpy as np
 from pancake_langgraph.retrieval.base import ItemId
 from pancake_langgraph.retrieval.delta import Delta, DeltaView
 from pancake_langgraph.retrieval.log import Operation
-from pancake_langgraph.retrieval.segment import Ordinals, SegmentView, hash_of
+from pancake_langgraph.retrieval.segment import Ordinals, hash_of
+from pancake_langgraph.retrieval.segment_view import SegmentView
 
 
 @dataclass(frozen=True, slots=True, eq=False)

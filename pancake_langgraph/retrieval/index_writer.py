@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from pancake_langgraph._errors import CorruptIndex, EmbedderMismatch, RetrievalError
+from pancake_langgraph._errors import CorruptIndex, RetrievalError
 from pancake_langgraph.retrieval import log
 from pancake_langgraph.retrieval.delta import DeltaView
 from pancake_langgraph.retrieval.disk import Disk, write_trouble
@@ -25,13 +25,14 @@ from pancake_langgraph.retrieval.manifest import (
     TOMBSTONES,
     Manifest,
     SegmentEntry,
+    check_embedder,
     exists,
     log_path,
     newest_whole,
     publish,
 )
 from pancake_langgraph.retrieval.planner import SegmentSize, choose_merge
-from pancake_langgraph.retrieval.segment import Segment, SegmentView
+from pancake_langgraph.retrieval.segment import Segment
 from pancake_langgraph.retrieval.segment_build import (
     BuildPlan,
     BuildStopped,
@@ -42,6 +43,7 @@ from pancake_langgraph.retrieval.segment_build import (
     feed_of_segment,
     still_live,
 )
+from pancake_langgraph.retrieval.segment_view import SegmentView
 from pancake_langgraph.retrieval.write_lock import WriteLock
 
 _T = TypeVar("_T")
@@ -59,24 +61,6 @@ class WriteOptions:
     flush_rows: int
     build: BuildPlan
     in_background: bool
-
-
-def check_embedder(root: Path, manifest: Manifest, dim: int | None, fingerprint: str | None) -> None:
-    """Refuse vectors that cannot be compared with those of an index.
-
-    Raises:
-        EmbedderMismatch: if length or fingerprint are others.
-    """
-    if dim is not None and dim != manifest.dim:
-        raise EmbedderMismatch(
-            f"{root}: got vectors of {dim} numbers, the index holds those of {manifest.dim}; "
-            "use the embedder it was made with, or build it anew"
-        )
-    if fingerprint is not None and manifest.fingerprint is not None and fingerprint != manifest.fingerprint:
-        raise EmbedderMismatch(
-            f"{root}: the embedder answers otherwise than the one that the index was made with (fingerprint "
-            f"{fingerprint!r}, the index has {manifest.fingerprint!r}); use that one, or build the index anew"
-        )
 
 
 class IndexWriter:

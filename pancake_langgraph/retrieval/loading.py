@@ -24,7 +24,8 @@ from pancake_langgraph.retrieval.manifest import (
     read_current,
 )
 from pancake_langgraph.retrieval.masks import Bits
-from pancake_langgraph.retrieval.segment import DamagedPart, Segment, SegmentView
+from pancake_langgraph.retrieval.segment import DamagedPart, Segment
+from pancake_langgraph.retrieval.segment_view import SegmentView
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)

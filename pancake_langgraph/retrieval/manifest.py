@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph._errors import CorruptIndex, EmbedderMismatch, RetrievalError
 from pancake_langgraph.retrieval.disk import Disk, FileMark
 
 #: Raised by one whenever an older version of this package could not read what a newer one writes.
@@ -138,6 +138,24 @@ def newest_whole(root: Path) -> Manifest | None:
         except (CorruptIndex, FileNotFoundError):
             continue
     return None
+
+
+def check_embedder(root: Path, manifest: Manifest, dim: int | None, fingerprint: str | None) -> None:
+    """Refuse vectors that cannot be compared with those of an index.
+
+    Raises:
+        EmbedderMismatch: if length or fingerprint are others.
+    """
+    if dim is not None and dim != manifest.dim:
+        raise EmbedderMismatch(
+            f"{root}: got vectors of {dim} numbers, the index holds those of {manifest.dim}; "
+            "use the embedder it was made with, or build it anew"
+        )
+    if fingerprint is not None and manifest.fingerprint is not None and fingerprint != manifest.fingerprint:
+        raise EmbedderMismatch(
+            f"{root}: the embedder answers otherwise than the one that the index was made with (fingerprint "
+            f"{fingerprint!r}, the index has {manifest.fingerprint!r}); use that one, or build the index anew"
+        )
 
 
 def _seal(data: bytes) -> bytes:

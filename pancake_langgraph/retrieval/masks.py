@@ -38,6 +38,15 @@ class ViewKey:
         return cls(checked.prefixes, msgspec.json.encode(view.where) if checked.passes is not None else b"")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewMask:
+    """What a view shows of a segment: the bits of items and rows, and the rows themselves where they are few."""
+
+    items: Bits
+    rows: Bits
+    few_rows: NDArray[np.int64] | None
+
+
 class MaskCache(Generic[Mask]):
     """The masks of the views that were used last.  Thread-safe."""
 

@@ -19,7 +19,7 @@ from pancake_langgraph.retrieval.faiss_codes import CodeKind, HnswCodes, IvfCode
 from pancake_langgraph.retrieval.index_state import State
 from pancake_langgraph.retrieval.manifest import SEGMENTS, SegmentEntry
 from pancake_langgraph.retrieval.masks import bits_at, unpacked
-from pancake_langgraph.retrieval.segment import Segment, SegmentView, hash_of
+from pancake_langgraph.retrieval.segment import Segment, hash_of
 from pancake_langgraph.retrieval.segment_files import (
     CODES,
     DOC_OFFSETS,
@@ -39,6 +39,7 @@ from pancake_langgraph.retrieval.segment_files import (
     row_sums,
     sealed,
 )
+from pancake_langgraph.retrieval.segment_view import SegmentView
 
 Ordinals = NDArray[np.int64]
 Floats = NDArray[np.float32]
