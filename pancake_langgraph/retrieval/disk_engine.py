@@ -33,11 +33,14 @@ from pancake_langgraph.retrieval.faiss_codes import CODE_KINDS, CodeKind
 from pancake_langgraph.retrieval.index_reader import IndexReader
 from pancake_langgraph.retrieval.index_state import State
 from pancake_langgraph.retrieval.index_writer import IndexWriter, WriteOptions
+from pancake_langgraph.retrieval.inspection import describe, verify
 from pancake_langgraph.retrieval.loading import Damage, OnCorrupt, healed
 from pancake_langgraph.retrieval.log import Ack, LogItem, Operation
 from pancake_langgraph.retrieval.manifest import LOGS
 from pancake_langgraph.retrieval.planner import EXACT_ROWS, RECALLS, Recall
 from pancake_langgraph.retrieval.segment_build import BuildPlan
+
+__all__ = ["DiskVectorEngine", "describe", "verify"]
 
 _FLUSH_ROWS: Final = 4096
 _CODED_ROWS: Final = 16384

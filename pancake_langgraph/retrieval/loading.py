@@ -14,7 +14,7 @@ import numpy as np
 from pancake_langgraph._errors import CorruptIndex
 from pancake_langgraph.retrieval.disk import checksum_of
 from pancake_langgraph.retrieval.index_state import Index
-from pancake_langgraph.retrieval.log import read_log, salvage
+from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log, salvage
 from pancake_langgraph.retrieval.manifest import (
     TOMBSTONES,
     Manifest,
@@ -149,6 +149,6 @@ def healed(work: Callable[[], _T], index: Index, damage: Damage) -> _T:
 def _has_records(root: Path, number: int) -> bool:
     """Return whether there is a log with anything in it; one that was only just made does not count."""
     try:
-        return log_path(root, number).stat().st_size > 8
+        return log_path(root, number).stat().st_size > EMPTY_LOG_BYTES
     except FileNotFoundError:
         return False

@@ -27,6 +27,8 @@ from pancake_langgraph.retrieval.disk import Disk, write_trouble
 Ack = Literal["sync", "group", "none"]
 MAX_RECORD_BYTES: Final = 1 << 30
 _HEADER: Final = b"PCKWAL\x00\x01"
+#: Size of a log without records.
+EMPTY_LOG_BYTES: Final = len(_HEADER)
 _MAGIC: Final = b"\xf5PcR"
 _HEAD: Final = struct.Struct("<4sIIQQ")
 _SEALED: Final = struct.Struct("<IQQ")
