@@ -10,7 +10,7 @@ from typing import Final
 from pancake_langgraph._errors import CorruptIndex
 from pancake_langgraph.retrieval.index_state import Index
 from pancake_langgraph.retrieval.loading import Damage, current_manifest, healed, open_segments, replay
-from pancake_langgraph.retrieval.log import read_log
+from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log
 from pancake_langgraph.retrieval.manifest import CURRENT, Manifest, check_embedder, log_path
 
 _TRIES: Final = 50
@@ -77,17 +77,16 @@ class IndexReader:
         """Apply what was logged since the last time; return false where the log is gone."""
         while True:
             path = log_path(self._root, self._log_number)
+            # The writer does not touch a log any more when the next one has records: that is asked first.
+            is_full = _size(log_path(self._root, self._log_number + 1)) > EMPTY_LOG_BYTES
             try:
                 if path.stat().st_size > self._log_end:
                     self._apply(path)
             except FileNotFoundError:
                 # A log that is not there yet is one that is still to be made.
                 return self._log_end == 0
-            # The writer does not touch a log any more when there is a next one: look once more, then go on to that.
-            if not log_path(self._root, self._log_number + 1).exists():
+            if not is_full:
                 return True
-            if path.stat().st_size > self._log_end:
-                self._apply(path)
             self._log_number, self._log_end = self._log_number + 1, 0
 
     def _apply(self, path: Path) -> None:
@@ -102,3 +101,10 @@ class IndexReader:
 
     def close(self) -> None:
         """Let go of the index."""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
