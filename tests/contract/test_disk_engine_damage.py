@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ SEGMENT_FILES = (
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def path(tmp_path: Path) -> Path:
     """An index of a segment with codes and tombstones, a flat one, and two items in the log."""
     engine = small(str(tmp_path), flush_rows=1000)
     engine.put([an_item(key, number) for key, number in {**FIRST, "gone": 1}.items()])
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
     engine.close()
     assert [one.kind for one in read_current(tmp_path).segments] == ["sq8", "flat"]
     assert verify(tmp_path) == []
-    yield tmp_path
+    return tmp_path
 
 
 def reader(path: Path, **options: str) -> DiskVectorEngine:
