@@ -47,7 +47,7 @@ class Delta:
         self._expires: NDArray[np.float64] = np.full(_FIRST, np.inf)
 
     def add(self, item: LogItem) -> None:
-        """Append an item; an earlier one of the same id has to be killed before."""
+        """Append an item; an earlier one of the same id has to be dead."""
         ordinal = len(self.items)
         if ordinal + 1 == len(self._dead_at):
             self._dead_at = _grown(self._dead_at, _ALIVE)
@@ -80,13 +80,14 @@ class Delta:
         self.longest = max(self.longest, longest(vectors))
         self.num_rows = end
 
-    def kill(self, item_id: ItemId, seq: int) -> bool:
-        """Mark an item as dead from operation `seq` on; return whether it was there."""
+    def live(self, item_id: ItemId) -> int:
+        """Return the ordinal of an item that is there now, or -1."""
         ordinal = self._latest.get((item_id.namespace, item_id.key), -1)
-        if ordinal < 0 or self._dead_at[ordinal] != _ALIVE:
-            return False
+        return ordinal if ordinal >= 0 and self._dead_at[ordinal] == _ALIVE else -1
+
+    def kill(self, ordinal: int, seq: int) -> None:
+        """Mark an item as dead from operation `seq` on."""
         self._dead_at[ordinal] = seq
-        return True
 
     def expire(self, now_s: float, seq: int) -> bool:
         """Mark as dead what has expired; return whether there was any."""

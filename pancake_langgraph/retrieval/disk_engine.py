@@ -154,12 +154,7 @@ class DiskVectorEngine:
         writer = self._writer()
         wanted = one_of_each(checked_ids(ids))
         self._expire()
-
-        def decide(state: State) -> Operation:
-            there = [item_id for item_id in wanted if state.locate(item_id) is not None]
-            return Operation(deletes=[(item_id.namespace, item_id.key) for item_id in there])
-
-        return len(writer.write_from(decide).deletes)
+        return writer.delete(wanted)
 
     def touch(self, expiries: Mapping[ItemId, float | None]) -> int:
         """Set when items expire and nothing else of them; return how many were there.

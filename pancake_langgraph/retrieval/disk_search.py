@@ -309,6 +309,9 @@ def _hits(sources: Sequence[Source], found: Sequence[Found], asked: Asked) -> li
     if len(scores) > asked.wanted:
         kept = scores >= np.partition(scores, len(scores) - asked.wanted)[len(scores) - asked.wanted]
         scores, which, ordinals = scores[kept], which[kept], ordinals[kept]
+    for at, source in enumerate(sources):
+        if isinstance(source, SegmentView):
+            source.segment.announce_documents(ordinals[which == at].tolist())
     entries = [
         (score, entry_of(sources[source], ordinal))
         for score, source, ordinal in zip(scores.tolist(), which.tolist(), ordinals.tolist(), strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,10 +44,17 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an operation takes out: ids, and where those in segments are."""
+    """What an operation takes out: the ids of what is there, and where that is."""
 
-    victims: Sequence[ItemId]
-    in_segments: Mapping[str, Sequence[int]]
+    there: list[ItemId] = field(default_factory=list)
+    in_deltas: list[tuple[Delta, int]] = field(default_factory=list)
+    in_segments: dict[str, list[int]] = field(default_factory=dict)
+
+
+def named_in(operation: Operation) -> list[ItemId]:
+    """Return the ids of what an operation puts or deletes."""
+    ids = [ItemId(item.namespace, item.key) for item in operation.puts]
+    return ids + [ItemId(namespace, key) for namespace, key in operation.deletes]
 
 
 class Index:
@@ -70,39 +77,44 @@ class Index:
         Raises:
             DamagedPart: see `prepare`.
         """
-        self.commit(operation, self.prepare(operation))
+        self.commit(operation, self.prepare(named_in(operation)))
 
-    def prepare(self, operation: Operation) -> Change:
-        """Look up what an operation replaces and deletes; nothing is changed.
+    def prepare(self, ids: Sequence[ItemId]) -> Change:
+        """Look up items that are to be replaced or deleted; nothing is changed.
 
         Raises:
             DamagedPart: if an item that may be meant cannot be read.
         """
-        victims = [ItemId(item.namespace, item.key) for item in operation.puts]
-        victims += [ItemId(namespace, key) for namespace, key in operation.deletes]
-        return Change(victims, self._in_segments(victims))
+        change = Change()
+        for item_id in ids:
+            for delta in self._deltas:
+                ordinal = delta.live(item_id)
+                if ordinal >= 0:
+                    change.in_deltas.append((delta, ordinal))
+                    change.there.append(item_id)
+                    break
+            else:
+                self._prepare_in_segments(item_id, change)
+        return change
+
+    def _prepare_in_segments(self, item_id: ItemId, change: Change) -> None:
+        hashed = hash_of(item_id) if self._segments else 0
+        for name, view in self._segments.items():
+            ordinal = view.find(item_id, hashed)
+            if ordinal >= 0:
+                change.in_segments.setdefault(name, []).append(ordinal)
+                change.there.append(item_id)
+                return
 
     def commit(self, operation: Operation, change: Change) -> None:
         """Carry out what was prepared under the same lock; searches see all of it or nothing."""
         self._seq += 1
-        for item_id in change.victims:
-            for delta in self._deltas:
-                delta.kill(item_id, self._seq)
+        for delta, ordinal in change.in_deltas:
+            delta.kill(ordinal, self._seq)
         self._kill_in_segments(change.in_segments)
         for item in operation.puts:
             self._deltas[-1].add(item)
         self._publish()
-
-    def _in_segments(self, ids: Sequence[ItemId]) -> dict[str, list[int]]:
-        hits: dict[str, list[int]] = {}
-        for item_id in ids if self._segments else ():
-            hashed = hash_of(item_id)
-            for name, view in self._segments.items():
-                ordinal = view.find(item_id, hashed)
-                if ordinal >= 0:
-                    hits.setdefault(name, []).append(ordinal)
-                    break
-        return hits
 
     def _kill_in_segments(self, hits: Mapping[str, Sequence[int] | Ordinals]) -> None:
         for name, ordinals in hits.items():

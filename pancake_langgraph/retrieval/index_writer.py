@@ -13,9 +13,10 @@ import numpy as np
 
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
 from pancake_langgraph.retrieval import log
+from pancake_langgraph.retrieval.base import ItemId
 from pancake_langgraph.retrieval.delta import DeltaView
 from pancake_langgraph.retrieval.disk import Disk, write_trouble
-from pancake_langgraph.retrieval.index_state import Index, State
+from pancake_langgraph.retrieval.index_state import Change, Index, State, named_in
 from pancake_langgraph.retrieval.loading import Damage, current_manifest, healed, open_segments, replay
 from pancake_langgraph.retrieval.log import Ack, LogWriter, Operation
 from pancake_langgraph.retrieval.manifest import (
@@ -158,9 +159,22 @@ class IndexWriter:
         payload = log.encode(operation)
         with self.lock:
             writer, end = self._write(operation, payload)
-        if self._options.ack == "group":
-            writer.wait(end)
-        self._wake_if_full()
+        self._acknowledge(writer, end)
+
+    def delete(self, ids: Sequence[ItemId]) -> int:
+        """Log and apply the deletion of those of some items that are there; return their number.
+
+        Raises:
+            RetrievalError: as `write`.
+        """
+        with self.lock:
+            change = healed(lambda: self.index.prepare(ids), self.index, self._damage)
+            if not change.there:
+                return 0
+            operation = Operation(deletes=[(item_id.namespace, item_id.key) for item_id in change.there])
+            writer, end = self._commit(operation, log.encode(operation), change)
+        self._acknowledge(writer, end)
+        return len(change.there)
 
     def write_from(self, decide: Callable[[State], Operation]) -> Operation:
         """Write what `decide` makes out of the state, with nothing between."""
@@ -169,17 +183,23 @@ class IndexWriter:
             if not operation.puts and not operation.deletes:
                 return operation
             writer, end = self._write(operation, log.encode(operation))
+        self._acknowledge(writer, end)
+        return operation
+
+    def _acknowledge(self, writer: LogWriter, end: int) -> None:
         if self._options.ack == "group":
             writer.wait(end)
         self._wake_if_full()
-        return operation
 
     def _write(self, operation: Operation, payload: bytes) -> tuple[LogWriter, int]:
+        ids = named_in(operation)
+        return self._commit(operation, payload, healed(lambda: self.index.prepare(ids), self.index, self._damage))
+
+    def _commit(self, operation: Operation, payload: bytes, change: Change) -> tuple[LogWriter, int]:
         if self._failure and self.index.num_waiting > _MAX_WAITING_FLUSHES * self._options.flush_rows:
             raise RetrievalError(
                 f"{self._root}: {self.index.num_waiting} items wait for a flush, and none succeeds: {self._failure}"
             )
-        change = healed(lambda: self.index.prepare(operation), self.index, self._damage)
         end = self._log.append(self._log_seq + 1, payload)
         self._log_seq += 1
         if self._options.ack == "sync":

@@ -6,6 +6,7 @@ Its files are never changed.  They may be removed while it is open: what is open
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,9 @@ Ordinals = NDArray[np.int64]
 Floats = NDArray[np.float32]
 #: Rows further apart than this are read on their own.
 _GAP: Final = 8
+#: A row that takes longer than this was not in the page cache; so many are read to see that.
+_WARM_S: Final = 10e-6
+_TRIED_ROWS: Final = 4
 _MAX_RANGES: Final = 64
 _READ_AHEAD: Final = 1 << 16
 
@@ -170,6 +174,12 @@ class Segment:
         except OSError as error:
             raise RetrievalError(f"{self.folder / DOCS}: {error.strerror} at byte {start}") from error
 
+    def announce_documents(self, ordinals: Sequence[int]) -> None:
+        """Ask the system to read documents soon."""
+        for ordinal in ordinals:
+            start, end = int(self.doc_offsets[ordinal]), int(self.doc_offsets[ordinal + 1])
+            os.posix_fadvise(self._docs_fd, start, end - start, os.POSIX_FADV_WILLNEED)
+
     # -- vectors --------------------------------------------------------------------------------------------------
 
     def rows_of(self, ordinal: int) -> Ordinals:
@@ -194,9 +204,12 @@ class Segment:
         """
         block = np.empty((len(rows), self.dim), np.float32)
         size = self.dim * 4
+        started_s = time.perf_counter()
         try:
             for at, row in enumerate(rows.tolist()):
                 os.preadv(self._raw_fd, [block[at]], row * size)
+                if at == _TRIED_ROWS and time.perf_counter() - started_s > _TRIED_ROWS * _WARM_S:
+                    self.announce(rows[at + 1 :])  # they come from the device: let it read them side by side
         except OSError as error:
             raise RetrievalError(f"{self.folder / RAW}: {error.strerror}") from error
         self._verify(block, rows)
@@ -208,6 +221,7 @@ class Segment:
         Raises:
             DamagedPart: if one is damaged.
         """
+        self.announce(rows[~self._seen[rows]])
         block: Floats = self.raw[rows]
         self._verify(block, rows)
         return block
