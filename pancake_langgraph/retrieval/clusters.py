@@ -6,6 +6,7 @@ The products are numpy's, whose BLAS knows the CPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -21,15 +22,16 @@ def num_partitions(num_rows: int) -> int:
     return int(1 << round(math.log2(4 * math.sqrt(max(1, num_rows)))))
 
 
-def train(sample: Floats, count: int, *, seed: int = 0) -> Floats:
+def train(sample: Floats, count: int, *, between: Callable[[], None] = lambda: None) -> Floats:
     """Return `count` centroids for the rows of `sample`, fewer if it has fewer rows.
 
-    The same sample gives the same centroids.
+    The same sample gives the same centroids.  `between` is called between rounds, and may end it by raising.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     count = min(count, len(sample))
     centroids = _directions(sample[rng.choice(len(sample), count, replace=False)])
     for _ in range(_ROUNDS):
+        between()
         nearest, scores = assign(sample, centroids)
         order = np.argsort(nearest, kind="stable")
         sizes = np.bincount(nearest, minlength=count)

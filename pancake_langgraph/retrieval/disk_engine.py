@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
-from pancake_langgraph.retrieval import disk_items, disk_search
-from pancake_langgraph.retrieval.base import EngineStats, Hit, Item, ItemId, Namespace, Query, View
+from pancake_langgraph.retrieval import disk_items, disk_search, warming
+from pancake_langgraph.retrieval.base import EngineStats, Hit, Item, ItemId, Namespace, Query, Vector, View
 from pancake_langgraph.retrieval.checks import (
     checked_count,
     checked_dim,
     checked_ids,
     checked_items,
+    checked_query,
     checked_time,
     named,
     one_of_each,
@@ -37,8 +38,10 @@ from pancake_langgraph.retrieval.inspection import describe, verify
 from pancake_langgraph.retrieval.loading import Damage, OnCorrupt, healed
 from pancake_langgraph.retrieval.log import Ack, LogItem, Operation
 from pancake_langgraph.retrieval.manifest import LOGS
+from pancake_langgraph.retrieval.partitions import Partition, PartitionId
 from pancake_langgraph.retrieval.planner import EXACT_ROWS, RECALLS, Recall
 from pancake_langgraph.retrieval.segment_build import BuildPlan
+from pancake_langgraph.retrieval.warming import Warmth
 
 __all__ = ["DiskVectorEngine", "describe", "verify"]
 
@@ -98,6 +101,7 @@ class DiskVectorEngine:
         self._root, self._clock, self._pid = Path(path), clock, os.getpid()
         self._damage = Damage(on_corrupt)
         self._settings = Settings(recall, exact_rows)
+        self._warmth = Warmth()
         self._closed = False
         dim = None if dim is None else checked_dim(dim)
         self._core: IndexReader | IndexWriter
@@ -236,6 +240,36 @@ class DiskVectorEngine:
         asked = [Asked.of(query, self._dim) for query in queries]
         return self._read(lambda state: disk_search.prefetch(state, asked, self._settings))
 
+    def partitions(self, vector: Vector, n: int) -> list[Partition]:
+        """Return the `n` partitions nearest to `vector`; small segments have none.
+
+        Raises:
+            InvalidQuery: for a vector of another length or with NaN or infinity.
+        """
+        self._enter()
+        checked_count(n, "n")
+        usable, _ = checked_query(Query(vector), self._dim)
+        return warming.nearest(self._core.index.state, usable, n) if n else []
+
+    def warm(self, ids: Sequence[PartitionId]) -> int:
+        """Read the vectors of partitions into the system's page cache; return the bytes of those not yet read.
+
+        Raises:
+            RetrievalError: if the device fails.
+        """
+        self._enter()
+        return self._warmth.warm(self._core.index.state, ids)
+
+    def cool(self, ids: Sequence[PartitionId]) -> None:
+        """Tell the system that partitions are not needed."""
+        self._enter()
+        self._warmth.cool(self._core.index.state, ids)
+
+    def is_warm(self, ids: Sequence[PartitionId]) -> list[bool]:
+        """Return for each partition whether it was read; the system may have dropped it without saying so."""
+        self._enter()
+        return self._warmth.is_warm(self._core.index.state, ids)
+
     def stats(self) -> EngineStats:
         """Return sizes; memory counts codes, bitmaps and what waits for a flush, disk the files of the index."""
         state = self._state()
@@ -328,8 +362,7 @@ class DiskVectorEngine:
         try:
             return work(state)
         except CorruptIndex:
-            with self._core.lock:
-                return healed(lambda: work(self._core.index.state), self._core.index, self._damage)
+            return healed(lambda: work(self._core.index.state), self._core.index, self._damage, self._core.lock)
 
     def _log_bytes(self) -> int:
         return sum(path.stat().st_size for path in (self._root / LOGS).glob("*.log"))

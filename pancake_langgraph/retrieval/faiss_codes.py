@@ -52,14 +52,6 @@ class Codes(Protocol):
         """
         ...
 
-    def nearest_lists(self, query: Floats, count: int) -> Rows:
-        """Return the partitions that a search would look into, nearest first."""
-        ...
-
-    def rows_in(self, number: int) -> Rows:
-        """Return the rows of a partition."""
-        ...
-
     def save(self, path: Path) -> None:
         """Write them to a file.  Raises `OSError` if that fails."""
         ...
@@ -181,14 +173,18 @@ class IvfCodes:
         return found
 
     def nearest_lists(self, query: Floats, count: int) -> Rows:
-        """See `Codes.nearest_lists`."""
+        """Return the partitions that a search would look into, nearest first."""
         products = query[None] @ self.centroids.T
         lists = _top(products, min(count, self.num_lists))[0]
         ordered: Rows = lists[np.argsort(-products[0, lists], kind="stable")]
         return ordered
 
+    def num_rows_in(self, number: int) -> int:
+        """Return how many rows a partition has."""
+        return int(self._index.invlists.list_size(number))
+
     def rows_in(self, number: int) -> Rows:
-        """See `Codes.rows_in`."""
+        """Return the rows of a partition."""
         lists = self._index.invlists
         size = lists.list_size(number)
         if not size:
@@ -242,14 +238,6 @@ class HnswCodes:
             settings.sel = selector
         rows: Rows = self._index.search(queries, count, params=settings)[1]
         return rows
-
-    def nearest_lists(self, query: Floats, count: int) -> Rows:
-        """Return the only partition."""
-        return np.zeros(1, np.int64)
-
-    def rows_in(self, number: int) -> Rows:
-        """Return all rows."""
-        return np.arange(self._index.ntotal, dtype=np.int64)
 
     def save(self, path: Path) -> None:
         """See `Codes.save`."""

@@ -96,7 +96,7 @@ class IndexReader:
         if tail.damage is not None:
             self._damage.met(CorruptIndex(tail.damage))
         for record in tail.records:
-            healed(partial(self.index.apply, record.operation), self.index, self._damage)
+            healed(partial(self.index.apply, record.operation), self.index, self._damage, self.lock)
         self._log_end = tail.end
 
     def close(self) -> None:

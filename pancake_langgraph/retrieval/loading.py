@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,16 +12,20 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from pancake_langgraph._errors import CorruptIndex
-from pancake_langgraph.retrieval.disk import checksum_of
+from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph.retrieval.disk import Disk, checksum_of
 from pancake_langgraph.retrieval.index_state import Index
-from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log, salvage
+from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, LogWriter, read_log, salvage
 from pancake_langgraph.retrieval.manifest import (
+    CURRENT,
+    LOGS,
+    SEGMENTS,
     TOMBSTONES,
     Manifest,
     SegmentEntry,
     log_path,
     newest_whole,
+    publish,
     read_current,
 )
 from pancake_langgraph.retrieval.masks import Bits
@@ -45,8 +50,40 @@ class Damage:
         """Note damage and return, or raise it."""
         if self.on_corrupt == "raise":
             raise error
-        self.found.append(str(error))
-        logger.error("left out of the index: %s", error)
+        if str(error) not in self.found:
+            self.found.append(str(error))
+            logger.error("left out of the index: %s", error)
+
+
+def make(root: Path, dim: int | None, fingerprint: str | None, disk: Disk) -> None:
+    """Make an empty index.
+
+    Raises:
+        CorruptIndex: if there seems to be one, of which only `CURRENT` is missing.
+        RetrievalError: if `dim` is not known.
+        OSError: if it cannot be written.
+    """
+    left = newest_whole(root)
+    if left is not None and (left.segments or left.number > 1):
+        raise CorruptIndex(f"{root / CURRENT} is missing, but {left.file_name} is there; restore it from a copy")
+    if dim is None:
+        raise RetrievalError(f"{root}: there is no index here, and a new one needs `dim`, got None; pass it")
+    LogWriter(log_path(root, 1), disk).close()
+    publish(root, Manifest(1, dim, fingerprint, log_floor=1, seq=0, next_segment=1), disk)
+
+
+def tidy(root: Path, manifest: Manifest, disk: Disk) -> None:
+    """Remove what a manifest does not name: what was begun before a crash, and what was replaced."""
+    segments = {entry.name for entry in manifest.segments}
+    bits = {entry.dead.name for entry in manifest.segments if entry.dead}
+    logs = [path for path in (root / LOGS).glob("*.log") if path.stem.isdigit()]
+    for path in (
+        *(one for one in (root / SEGMENTS).iterdir() if one.name not in segments),
+        *(one for one in (root / TOMBSTONES).iterdir() if one.name not in bits),
+        *(one for one in logs if int(one.stem) < manifest.log_floor),
+        *(one for one in root.glob("MANIFEST-*.json") if one.name != manifest.file_name),
+    ):
+        disk.remove(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +163,16 @@ def replay(root: Path, floor: int, damage: Damage, index: Index) -> LogEnd:
             damage.met(CorruptIndex(f"{problem}; restore it, or open the index with on_corrupt='skip' to use the rest"))
             records = salvage(path)
         for record in records:
-            healed(partial(index.apply, record.operation), index, damage)
+            healed(partial(index.apply, record.operation), index, damage, nullcontext())
         if is_last:
             return LogEnd(number, tail.end) if problem is None else LogEnd(number + 1, 0)
         number += 1
 
 
-def healed(work: Callable[[], _T], index: Index, damage: Damage) -> _T:
+def healed(work: Callable[[], _T], index: Index, damage: Damage, lock: AbstractContextManager[object]) -> _T:
     """Do work that may meet damage; where that may be skipped, the damaged items are taken out and it is done again.
+
+    `lock` is what guards changes of `index`.
 
     Raises:
         DamagedPart: if damage may not be skipped.
@@ -143,7 +182,8 @@ def healed(work: Callable[[], _T], index: Index, damage: Damage) -> _T:
             return work()
         except DamagedPart as error:
             damage.met(error)
-            index.drop(error.segment, error.ordinals)
+            with lock:
+                index.drop(error.segment, error.ordinals)
 
 
 def _has_records(root: Path, number: int) -> bool:

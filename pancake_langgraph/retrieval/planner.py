@@ -82,10 +82,12 @@ def choose_merge(sizes: Sequence[SegmentSize], *, unit: int) -> tuple[str, ...]:
     for _, names in sorted(tiers.items()):
         if len(names) >= _TIER:
             return tuple(names)
-    for size in sizes:
-        if size.dead_items and size.dead_items >= _DEAD_SHARE * size.items:
-            return (size.name,)
-    return ()
+    return next(((size.name,) for size in sizes if is_rotten(size)), ())
+
+
+def is_rotten(size: SegmentSize) -> bool:
+    """Return whether so much of a segment is dead that it should be written anew."""
+    return 0 < size.dead_items >= _DEAD_SHARE * size.items
 
 
 def tier(items: int, unit: int) -> int:

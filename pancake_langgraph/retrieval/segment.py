@@ -40,6 +40,7 @@ from pancake_langgraph.retrieval.segment_files import (
     SUMS,
     UPDATED,
     Document,
+    is_whole,
     mapped,
     opened,
     row_sums,
@@ -160,19 +161,23 @@ class Segment:
         Raises:
             DamagedPart: if it is damaged; file and place are named.
         """
-        document = opened(self.sealed_document(ordinal))
-        if document is None:
-            where = f"the document at byte {int(self.doc_offsets[ordinal])}"
-            raise DamagedPart(f"{self.folder / DOCS}: {where}", self.entry.name, np.array([ordinal]))
-        return document
+        return opened(self.sealed_document(ordinal))
 
     def sealed_document(self, ordinal: int) -> bytes:
-        """Read a document as it stands in the file, unchecked."""
+        """Read a document as it stands in the file, and check it.
+
+        Raises:
+            DamagedPart: if it is damaged; file and place are named.
+        """
         start, end = int(self.doc_offsets[ordinal]), int(self.doc_offsets[ordinal + 1])
         try:
-            return os.pread(self._docs_fd, end - start, start)
+            data = os.pread(self._docs_fd, end - start, start)
         except OSError as error:
             raise RetrievalError(f"{self.folder / DOCS}: {error.strerror} at byte {start}") from error
+        if not is_whole(data):
+            where = f"{self.folder / DOCS}: the document at byte {start}"
+            raise DamagedPart(where, self.entry.name, np.array([ordinal]))
+        return data
 
     def announce_documents(self, ordinals: Sequence[int]) -> None:
         """Ask the system to read documents soon."""
@@ -232,6 +237,29 @@ class Segment:
         for first, last in _ranges(rows, 0) if len(rows) else ():
             os.posix_fadvise(self._raw_fd, first * size, (last - first) * size, os.POSIX_FADV_WILLNEED)
         return len(rows) * size
+
+    def read_through(self, rows: Ordinals) -> int:
+        """Read ascending rows into the system's page cache and return their bytes; damage is not looked for.
+
+        Raises:
+            RetrievalError: if the device fails.
+        """
+        size = self.dim * 4
+        self.announce(rows)
+        scratch = bytearray(_READ_AHEAD)
+        try:
+            for first, last in _ranges(rows, 0) if len(rows) else ():
+                for at in range(first * size, last * size, len(scratch)):
+                    os.preadv(self._raw_fd, [memoryview(scratch)[: min(len(scratch), last * size - at)]], at)
+        except OSError as error:
+            raise RetrievalError(f"{self.folder / RAW}: {error.strerror}") from error
+        return len(rows) * size
+
+    def forget(self, rows: Ordinals) -> None:
+        """Tell the system that ascending rows need not be kept in memory."""
+        size = self.dim * 4
+        for first, last in _ranges(rows, 0) if len(rows) else ():
+            os.posix_fadvise(self._raw_fd, first * size, (last - first) * size, os.POSIX_FADV_DONTNEED)
 
     def scanned(self, rows: Ordinals | None) -> tuple[Floats, Ordinals | None]:
         """Return vectors that hold `rows` (ascending; `None` for all), and where in them the rows are.

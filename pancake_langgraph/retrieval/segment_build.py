@@ -120,7 +120,6 @@ def feed_of_segment(view: SegmentView) -> Feed:
     expires = np.full(count, np.inf) if segment.expires is None else segment.expires
 
     def document(at: int) -> bytes:
-        segment.document(int(ordinals[at]))  # a damaged one must not be sealed anew
         return segment.sealed_document(int(ordinals[at]))
 
     def vectors(wanted: Ordinals) -> Floats:
@@ -288,8 +287,7 @@ class SegmentBuild:
         wanted = min(self._num_rows, max(_SAMPLE * count, 256))
         sample = self._read(np.sort(rng.choice(self._num_rows, wanted, replace=False)))
         sample = sample[rng.permutation(len(sample))]
-        self._continue()
-        centroids = clusters.train(sample, count)
+        centroids = clusters.train(sample, count, between=self._continue)
         self._continue()
         codes = IvfCodes.train(kind, centroids, sample, clusters.assign(sample, centroids)[0])  # type: ignore[arg-type]
         return codes, self._assigned(centroids), self._num_rows

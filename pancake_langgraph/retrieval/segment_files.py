@@ -69,14 +69,15 @@ def sealed(document: Document) -> bytes:
     return _CHECKSUM.pack(zlib.crc32(body)) + body
 
 
-def opened(data: bytes) -> Document | None:
-    """Return a document, or `None` if its checksum does not fit."""
-    if len(data) < _CHECKSUM.size or zlib.crc32(memoryview(data)[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(data)[0]:
-        return None
-    try:
-        return _decode(memoryview(data)[_CHECKSUM.size :])
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return None
+def is_whole(data: bytes) -> bool:
+    """Return whether a document's checksum fits."""
+    size = _CHECKSUM.size
+    return len(data) > size and zlib.crc32(memoryview(data)[size:]) == _CHECKSUM.unpack_from(data)[0]
+
+
+def opened(data: bytes) -> Document:
+    """Return a document that is whole."""
+    return _decode(memoryview(data)[_CHECKSUM.size :])
 
 
 def row_sums(rows: NDArray[np.float32]) -> NDArray[np.uint32]:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pancake_langgraph._errors import RetrievalError
+from pancake_langgraph._errors import InvalidQuery, RetrievalError
 from pancake_langgraph.retrieval.base import Item, ItemId, Query, TouchesItems, View
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine, describe
 from pancake_langgraph.retrieval.manifest import read_current
+from pancake_langgraph.retrieval.partitions import PrefetchesPartitions
 from pancake_langgraph.retrieval.segment import Segment
 from tests.index_children import Unsynced
 
@@ -125,6 +126,29 @@ def test_prefetching_changes_no_answer(shared: DiskVectorEngine) -> None:
     assert shared.prefetch([Query(ASKED[0], View((("nobody",),)))]) == 0
     [after] = shared.search([query])
     assert [hit.item.id for hit in before] == [hit.item.id for hit in after]
+
+
+def test_partitions_that_were_warmed_hold_what_is_found(tmp_path: Path) -> None:
+    engine = filled(tmp_path)
+    assert isinstance(engine, PrefetchesPartitions)
+    near = engine.partitions(ASKED[0], 20)
+    names = [one.id for one in near]
+    assert len(set(names)) == 20
+    assert engine.is_warm(names) == [False] * 20
+    assert engine.warm([*names, ("gone", 1), (names[0][0], 10**6)]) == sum(one.num_bytes for one in near)
+    assert engine.warm(names) == 0
+    assert engine.is_warm([*names, ("gone", 1)]) == [True] * 20 + [False]
+    engine.cool(names[:5])
+    assert engine.is_warm(names) == [False] * 5 + [True] * 15
+    held = sum(one.num_bytes for one in engine.partitions(ASKED[0], 10**6))
+    assert held == VECTORS.nbytes
+    assert engine.partitions(ASKED[0], 0) == []
+    with pytest.raises(InvalidQuery):
+        engine.partitions(ASKED[0][:5], 3)
+    engine.put(items(range(3)))
+    engine.compact()
+    assert engine.is_warm(names) == [False] * 20
+    engine.close()
 
 
 def test_deleted_and_replaced_items_of_a_coded_segment_are_never_found(tmp_path: Path) -> None:

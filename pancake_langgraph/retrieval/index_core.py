@@ -1,0 +1,146 @@
+"""What the writer of an index holds: lock, manifest, log and state; whoever writes, flushes or merges works on it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from pancake_langgraph._errors import RetrievalError
+from pancake_langgraph.retrieval.disk import Disk, write_trouble
+from pancake_langgraph.retrieval.index_state import Change, Index
+from pancake_langgraph.retrieval.loading import Damage, current_manifest, make, open_segments, replay, tidy
+from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, LogWriter, Operation
+from pancake_langgraph.retrieval.manifest import (
+    LOGS,
+    SEGMENTS,
+    TOMBSTONES,
+    Manifest,
+    check_embedder,
+    exists,
+    log_path,
+    publish,
+    read_current,
+)
+from pancake_langgraph.retrieval.write_lock import WriteLock
+
+
+class IndexCore:
+    """`index` and the log are changed under `lock`; the manifest only by the one flush or merge that is under way."""
+
+    def __init__(self, root: Path, *, dim: int | None, fingerprint: str | None, damage: Damage, disk: Disk) -> None:
+        """Open an index, or make one.
+
+        Raises:
+            IndexLocked: if another writes to it.
+            EmbedderMismatch: if it holds vectors of another length or fingerprint.
+            CorruptIndex: if it is damaged.
+            RetrievalError: if it cannot be made or written.
+        """
+        self.root, self.damage, self.disk = root, damage, disk
+        self.lock = threading.RLock()
+        self.closing = threading.Event()
+        self.manifest: Manifest
+        self.index: Index
+        self.log: LogWriter
+        self.log_seq = 0
+        self._log_number = 0
+        self._broken: str | None = None
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._lock_file = WriteLock(root)
+        except OSError as error:
+            raise write_trouble(error, f"{root}: the index cannot be opened for writing") from error
+        try:
+            self._open(dim, fingerprint)
+        except OSError as error:
+            self._lock_file.release()
+            raise write_trouble(error, f"{root}: the index cannot be opened for writing") from error
+        except BaseException:
+            self._lock_file.release()
+            raise
+
+    def _open(self, dim: int | None, fingerprint: str | None) -> None:
+        for folder in (SEGMENTS, LOGS, TOMBSTONES):
+            (self.root / folder).mkdir(exist_ok=True)
+        if not exists(self.root):
+            make(self.root, dim, fingerprint, self.disk)
+        self.manifest = current_manifest(self.root, self.damage)
+        check_embedder(self.root, self.manifest, dim, fingerprint)
+        self.index = Index(self.manifest.dim, open_segments(self.root, self.manifest, self.damage, {}))
+        end = replay(self.root, self.manifest.log_floor, self.damage, self.index)
+        self._log_number = end.number
+        self.log = LogWriter(log_path(self.root, end.number), self.disk, end=end.end)
+        self.log_seq = self.manifest.seq
+        if fingerprint is not None and self.manifest.fingerprint is None:
+            self.publish(self.manifest.next(fingerprint=fingerprint))
+        tidy(self.root, self.manifest, self.disk)
+
+    def check(self) -> None:
+        """Refuse to go on where nobody knows any more what is on the device.
+
+        Raises:
+            RetrievalError: if it is so.
+        """
+        if self._broken:
+            raise RetrievalError(self._broken)
+
+    def commit(self, operation: Operation, payload: bytes, change: Change, *, sync_first: bool) -> int:
+        """Log an operation and apply it, under the lock; return where the log ends then.
+
+        Raises:
+            RetrievalError: if it could not be logged, or synced where that is asked for first; it is not applied then.
+        """
+        self.check()
+        end = self.log.append(self.log_seq + 1, payload)
+        self.log_seq += 1
+        if sync_first:
+            self.log.wait(end)
+        self.index.commit(operation, change)
+        return end
+
+    def rotate(self) -> int:
+        """Begin a new log if the old one holds anything, under the lock; return the number of the one in use.
+
+        The old one is whole on the device before anything is written to the new one.
+
+        Raises:
+            OSError: if the new one cannot be made; the old one is used on.
+            RetrievalError: if the old one cannot be synced.
+        """
+        if self.log.end > EMPTY_LOG_BYTES:
+            new = LogWriter(log_path(self.root, self._log_number + 1), self.disk)
+            try:
+                self.log.close()
+            except BaseException:
+                new.close()
+                raise
+            self.log, self._log_number = new, self._log_number + 1
+        return self._log_number
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make a manifest the index.
+
+        Raises:
+            OSError: if it could not be written.
+        """
+        try:
+            publish(self.root, manifest, self.disk)
+        except OSError:
+            # Before the rename nothing has happened.  After it nobody knows which of both a crash would leave, so
+            # that neither's files may be touched.
+            if read_current(self.root).number == manifest.number:
+                self._broken = f"{self.root}: a new manifest could not be synced; close the index and open it anew"
+            raise
+        self.manifest = manifest
+
+    def close(self) -> None:
+        """Sync the log and let go of the lock.  May be called twice.
+
+        Raises:
+            RetrievalError: if the log could not be synced.
+        """
+        try:
+            with self.lock:
+                self.log.close()
+        finally:
+            self._lock_file.release()
