@@ -68,6 +68,7 @@ def make(root: Path, dim: int | None, fingerprint: str | None, disk: Disk) -> No
         raise CorruptIndex(f"{root / CURRENT} is missing, but {left.file_name} is there; restore it from a copy")
     if dim is None:
         raise RetrievalError(f"{root}: there is no index here, and a new one needs `dim`, got None; pass it")
+    disk.sync_folder(root.parent)
     LogWriter(log_path(root, 1), disk).close()
     publish(root, Manifest(1, dim, fingerprint, log_floor=1, seq=0, next_segment=1), disk)
 

@@ -13,8 +13,8 @@ RECALLS: Final[tuple[Recall, ...]] = get_args(Recall)
 
 #: Views of fewer rows are compared with every row: that is as fast, and exact.
 EXACT_ROWS: Final = 8192
-_PROBES: Final = {"fast": 24, "balanced": 64}
-_CANDIDATES: Final = {"fast": 8, "balanced": 12}
+_PROBES: Final = {"fast": 24, "balanced": 80}
+_CANDIDATES: Final = {"fast": 8, "balanced": 16}
 _MIN_CANDIDATES: Final = 64
 #: Segments of sizes within this factor are of one tier.
 _TIER: Final = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from pancake_langgraph._errors import IndexLocked, RetrievalError
 from pancake_langgraph.retrieval.base import Query, View
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
 from tests.contract.index_kit import WAIT_S, output_of, start
-from tests.index_children import an_id, an_item, contents, small, vector
+from tests.index_children import Unsynced, an_id, an_item, contents, small, vector
 
 READERS = [
     {"recall": "exact"},
@@ -75,6 +76,35 @@ def test_a_reader_sees_what_was_acknowledged_before_it_looks(tmp_path: Path) -> 
     for call in (lambda: reader.put([an_item("x", 1)]), lambda: reader.delete([an_id("x")]), reader.compact):
         with pytest.raises(RetrievalError, match="read_only"):
             call()
+    reader.close()
+
+
+@pytest.mark.parametrize("at", ["the build", "the new log"])
+def test_a_reader_follows_a_writer_whose_flushes_fail(tmp_path: Path, at: str) -> None:
+    class NoFlush(Unsynced):
+        def point(self, name: str) -> None:
+            if name == "flush:frozen" and at == "the build":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        def sync_folder(self, folder: Path) -> None:
+            if folder.name == "wal" and wanted and at == "the new log":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    wanted: dict[str, int] = {}
+    writer = small(str(tmp_path), flush_rows=100, disk=NoFlush())
+    reader = small(str(tmp_path), read_only=True)
+    for number in range(6):
+        writer.put([an_item(f"a{number}", number)])
+        wanted[f"a{number}"] = number
+        assert contents(reader) == wanted
+        with pytest.raises(RetrievalError, match="no room"):
+            writer.settle()
+        assert contents(reader) == contents(writer) == wanted
+    writer.close()
+    writer = small(str(tmp_path), flush_rows=100)
+    writer.compact()
+    assert contents(reader) == contents(writer) == wanted
+    writer.close()
     reader.close()
 
 

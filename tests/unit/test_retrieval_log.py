@@ -106,6 +106,18 @@ def test_a_bad_record_among_those_that_were_never_synced_is_the_end(tmp_path: Pa
     assert (len(tail.records), tail.end, tail.damage) == (1, starts[1], None)
 
 
+def test_nothing_behind_a_torn_record_comes_back_when_the_log_is_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    starts = a_log(path, synced=False)
+    data = bytearray(path.read_bytes())
+    data[starts[1] : starts[2]] = bytes(starts[2] - starts[1])
+    path.write_bytes(data)
+    writer = LogWriter(path, Disk(), end=read_log(path).end)
+    writer.append(7, log.encode(an_operation(7)))  # as long as the torn one: it ends where a whole one began
+    writer.close()
+    assert [record.seq for record in read_log(path).records] == [1, 7]
+
+
 def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"PCK")
     assert read_log(tmp_path / "log").end == 0
