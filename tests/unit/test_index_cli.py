@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from langchain_core.embeddings import Embeddings
-from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
-from pancake_langgraph.retrieval.inspection import describe
 
 from pancake_langgraph.cli import _embedders
 from pancake_langgraph.cli import index as index_module
 from pancake_langgraph.cli.main import pancake
 from pancake_langgraph.retrieval.base import Item, ItemId, View
+from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
 from pancake_langgraph.retrieval.documents import metadata_of, text_of
 from pancake_langgraph.retrieval.fingerprint import fingerprint
+from pancake_langgraph.retrieval.inspection import describe
 from tests.plain_vectors import DIM, HashedEmbeddings
 
 SAVED = Path(__file__).parents[1] / "data" / "langchain_faiss"
