@@ -62,6 +62,7 @@ def build(
     from pancake_langgraph.retrieval.texts import chunks, read_documents, text_files
 
     with _one_line():
+        labels = _labels(namespace)
         files = {folder: text_files(folder) for folder in folders}
         if not any(files.values()):
             raise ConfigError(
@@ -75,8 +76,8 @@ def build(
         )
         used = chosen_embedder(embedder, embedder_url, model)
         with closing(_open(path, used)) as engine:
-            before = _stored(engine, _labels(namespace))
-            written = _store_chunks(engine, used, pieces, _labels(namespace))
+            before = _stored(engine, labels)
+            written = _store_chunks(engine, used, pieces, labels)
             documents = {document for document, _ in written.values()}
             stale = [item for item, document in before.items() if document in documents and item not in written]
             engine.delete(stale)
@@ -117,6 +118,7 @@ def import_index(
     from pancake_langgraph.retrieval.langchain_folder import read_saved_documents
 
     with _one_line():
+        labels = _labels(namespace)
         documents = read_saved_documents(folder / f"{name}.pkl")
         flat = read_flat(folder / f"{name}.faiss")
         if len(documents) != len(flat.vectors):
@@ -128,7 +130,6 @@ def import_index(
         vectors, is_changed = _comparable(flat.vectors, flat.metric)
         if documents:
             _check_embedder(used, documents[0].text, vectors[0])
-        labels = _labels(namespace)
         tick = _ticker("imported")
         with closing(_open(path, used)) as engine:
             for batch in _batches(documents):
