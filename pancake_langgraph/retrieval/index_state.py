@@ -86,6 +86,7 @@ class Index:
             DamagedPart: if an item that may be meant cannot be read.
         """
         change = Change()
+        others: list[ItemId] = []
         for item_id in ids:
             for delta in self._deltas:
                 ordinal = delta.live(item_id)
@@ -94,17 +95,19 @@ class Index:
                     change.there.append(item_id)
                     break
             else:
-                self._prepare_in_segments(item_id, change)
+                others.append(item_id)
+        if others and self._segments:
+            self._prepare_in_segments(others, change)
         return change
 
-    def _prepare_in_segments(self, item_id: ItemId, change: Change) -> None:
-        hashed = hash_of(item_id) if self._segments else 0
+    def _prepare_in_segments(self, ids: Sequence[ItemId], change: Change) -> None:
+        hashes = np.array([hash_of(item_id) for item_id in ids], np.uint64)
         for name, view in self._segments.items():
-            ordinal = view.find(item_id, hashed)
-            if ordinal >= 0:
-                change.in_segments.setdefault(name, []).append(ordinal)
-                change.there.append(item_id)
-                return
+            for at in view.segment.which_may_hold(hashes).tolist():
+                ordinal = view.find(ids[at], int(hashes[at]))
+                if ordinal >= 0:
+                    change.in_segments.setdefault(name, []).append(ordinal)
+                    change.there.append(ids[at])
 
     def commit(self, operation: Operation, change: Change) -> None:
         """Carry out what was prepared under the same lock; searches see all of it or nothing."""

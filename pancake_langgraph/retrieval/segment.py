@@ -141,6 +141,11 @@ class Segment:
             last += 1
         return self.hash_items[first:last].astype(np.int64)
 
+    def which_may_hold(self, hashes: NDArray[np.uint64]) -> Ordinals:
+        """Return which of some hashes belong to ids of items."""
+        places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return np.flatnonzero(self.hashes[places] == hashes)
+
     def all_candidates(self, hashes: NDArray[np.uint64]) -> Ordinals:
         """Return the items whose ids have one of some hashes, and perhaps some of other ids."""
         left = np.searchsorted(self.hashes, hashes)
