@@ -48,7 +48,7 @@ def plan(
         return Scan()
     probes = math.ceil(_PROBES[recall] * math.sqrt(rows / visible))
     if lists > 1:
-        probes = math.ceil(probes * math.sqrt(max(1, _USUAL_LISTS / lists)))
+        probes = math.ceil(probes * max(1, _USUAL_LISTS / lists) ** 0.25)
     else:
         walk = max(probes, 2 * wanted)
         return Probe(walk, walk) if walk * 4 < visible else Scan()

@@ -29,7 +29,7 @@ def test_the_fewer_rows_are_visible_the_more_partitions_are_looked_into() -> Non
     assert plans == [Probe(64, 160), Probe(128, 160), Probe(256, 160), Probe(640, 160)]
     assert plan(**{**LARGE, "recall": "fast"}, visible=1_000_000) == Probe(24, 80)
     assert plan(**{**LARGE, "lists": 100}, visible=10_000) == Probe(100, 160)
-    assert plan(**{**LARGE, "rows": 86_000, "lists": 1024}, visible=86_000) == Probe(128, 160)
+    assert plan(**{**LARGE, "rows": 86_000, "lists": 1024}, visible=86_000) == Probe(91, 160)
 
 
 def test_deep_searches_look_into_enough_partitions_to_hold_what_they_ask_for() -> None:
