@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
+from pathlib import Path
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.retrieval.base import VectorEngine
@@ -73,6 +72,9 @@ class LateEngine:
 
             return MemoryVectorEngine(dim or 1, clock=self._clock)
         fingerprint = self._fingerprint() if callable(self._fingerprint) else self._fingerprint
-        disk_engine = importlib.import_module("pancake_langgraph.retrieval.disk_engine")
-        opened = disk_engine.DiskVectorEngine(self._path, dim=dim, fingerprint=fingerprint, clock=self._clock)
-        return cast("VectorEngine", opened)
+        from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
+        from pancake_langgraph.retrieval.manifest import exists
+
+        if dim is None and not exists(Path(self._path)):
+            dim = 1  # nothing will be embedded, and yet an index has a length
+        return DiskVectorEngine(self._path, dim=dim, fingerprint=fingerprint, clock=self._clock)
