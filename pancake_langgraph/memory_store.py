@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -14,17 +13,15 @@ from langgraph.store.base.embed import ensure_embeddings
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.retrieval.base import Namespace, Vector, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk
-from pancake_langgraph.retrieval.prefetch import PrefetchStats
-from pancake_langgraph.retrieval.result_cache import ResultCacheStats
 from pancake_langgraph.retrieval.scopes import Scope
 from pancake_langgraph.retrieval.store_batch import StoreBatch
-from pancake_langgraph.retrieval.store_core import StoreCore, asking_agent
+from pancake_langgraph.retrieval.store_core import OverCore, StoreCore, asking_agent
 from pancake_langgraph.retrieval.store_plan import StorePlan, checked_index, make_plan
 
 __all__ = ["PancakeStore"]
 
 
-class PancakeStore(BaseStore):
+class PancakeStore(OverCore, BaseStore):
     """Keeps JSON values under namespaces and keys, in memory or on disk, and finds them by meaning.
 
         store = PancakeStore(index={"dims": 384, "embed": embeddings, "fields": ["text"]}, path="memory/")
@@ -92,7 +89,7 @@ class PancakeStore(BaseStore):
         self._scope = Scope()
         self._agent: str | None = None
 
-    # -- life and views -------------------------------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------------
 
     def view(
         self,
@@ -126,35 +123,6 @@ class PancakeStore(BaseStore):
         narrowed._agent = agent or self._agent
         narrowed._scope = self._scope.narrowed(reads, writes, allowed)
         return narrowed
-
-    def close(self) -> None:
-        """Close what the store has opened, after what was begun; searches that still wait fail.
-
-        Idempotent; a later call opens it again.
-        """
-        self._core.close()
-
-    async def aclose(self) -> None:
-        """Do what `close` does."""
-        await asyncio.to_thread(self.close)
-
-    # -- hints and counts -----------------------------------------------------------------------------------------
-
-    def draft(self, agent: str, text: str) -> None:
-        """Take in the likely words of an agent's next search, so that an index on disk reads ahead what it will need.
-
-        Returns at once and never raises.  `@phase(retrieves=store)` has the runtime call it with a thread's id.  A view
-        that was made for an agent takes drafts as that agent's.
-        """
-        self._core.draft(self._agent or agent, text)
-
-    def prefetch_stats(self) -> PrefetchStats:
-        """Return what drafts were worth, over all stores of the engine."""
-        return self._core.prefetch_stats()
-
-    def cache_stats(self) -> ResultCacheStats:
-        """Return counts of the results that are kept."""
-        return self._core.cache_stats()
 
     # -- operations -----------------------------------------------------------------------------------------------
 

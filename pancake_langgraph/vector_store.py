@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import os
@@ -21,9 +20,7 @@ from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Namespace, Query
 from pancake_langgraph.retrieval.diversity import diverse
 from pancake_langgraph.retrieval.documents import DOCUMENTS, document_value, metadata_filter
 from pancake_langgraph.retrieval.new_documents import document_of, new_documents
-from pancake_langgraph.retrieval.prefetch import PrefetchStats
-from pancake_langgraph.retrieval.result_cache import ResultCacheStats
-from pancake_langgraph.retrieval.store_core import StoreCore, asking_agent
+from pancake_langgraph.retrieval.store_core import OverCore, StoreCore, asking_agent
 from pancake_langgraph.retrieval.vectorizer import Vectorizer, unit_vector
 
 __all__ = ["PancakeVectorStore"]
@@ -32,7 +29,7 @@ _PAGE = 1024
 _PAIR = list[tuple[Document, float]]
 
 
-class PancakeVectorStore(VectorStore):
+class PancakeVectorStore(OverCore, VectorStore):
     """Keeps documents with their vectors, in memory or on disk.
 
         store = PancakeVectorStore(embedding, path="memory/")
@@ -115,7 +112,7 @@ class PancakeVectorStore(VectorStore):
         await store.aadd_texts(texts, metadatas, ids=ids)
         return store
 
-    # -- life and views -------------------------------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------------
 
     @property
     def embeddings(self) -> Embeddings:
@@ -140,33 +137,6 @@ class PancakeVectorStore(VectorStore):
         clone._agent = agent or self._agent
         clone._limit_to(namespace, shared, allowed)
         return clone
-
-    def close(self) -> None:
-        """Close what the store has opened, after what was begun; searches that still wait fail.
-
-        Idempotent; a later call opens it again.
-        """
-        self._core.close()
-
-    async def aclose(self) -> None:
-        """Do what `close` does."""
-        await asyncio.to_thread(self.close)
-
-    def draft(self, agent: str, text: str) -> None:
-        """Take in the likely words of an agent's next search, so that an index on disk reads ahead what it will need.
-
-        Returns at once and never raises.  `@phase(retrieves=store)` has the runtime call it with a thread's id.  A view
-        that was made for an agent takes drafts as that agent's.
-        """
-        self._core.draft(self._agent or agent, text)
-
-    def prefetch_stats(self) -> PrefetchStats:
-        """Return what drafts were worth, over all stores of the engine."""
-        return self._core.prefetch_stats()
-
-    def cache_stats(self) -> ResultCacheStats:
-        """Return counts of the results that are kept."""
-        return self._core.cache_stats()
 
     # -- writing --------------------------------------------------------------------------------------------------
 

@@ -171,11 +171,11 @@ class BatchedEmbeddings(Embeddings):
         elif new:
             answers = self._calls.one_each(await self._embedder.aembed_documents(contents), contents)
         for text, answer in zip(new, answers, strict=True):
-            vector = self._calls.checked(answer)
-            if isinstance(vector, Failed):
-                raise vector.error
-            self._cache.put(text, vector)
-            found[text] = vector
+            checked = self._calls.checked(answer)
+            if isinstance(checked, Failed):
+                raise checked.error
+            self._cache.put(text, checked)
+            found[text] = checked
         return [found[text] for text in asked]
 
     # -- as LangChain has it --------------------------------------------------------------------------------------

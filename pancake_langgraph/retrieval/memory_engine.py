@@ -199,7 +199,8 @@ class MemoryVectorEngine:
             return numbers
         nearest = np.maximum.reduceat(self._rows.products(rows, vector), begins)
         threshold = np.partition(nearest, len(nearest) - wanted)[len(nearest) - wanted]
-        return numbers[nearest >= threshold - 2 * _ROUNDING * self._dim * reach]
+        best: NDArray[np.int64] = numbers[nearest >= threshold - 2 * _ROUNDING * self._dim * reach]
+        return best
 
 
 def _rounded(score: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -65,11 +66,13 @@ class StoreCore:
         Raises:
             RetrievalError: if it cannot be opened.
         """
-        return self._late.opened or self._late.get()
+        desk = self._late.opened
+        return self._late.get() if desk is None else desk
 
     async def aengine(self) -> Desk:
         """Do what `engine` does."""
-        return self._late.opened or await self.readers.run(self._late.get)
+        desk = self._late.opened
+        return await self.readers.run(self._late.get) if desk is None else desk
 
     def search(self, queries: Sequence[Query], agents: Sequence[str]) -> list[list[Hit]]:
         """Return for each query its hits; `agents` says who asks."""
@@ -125,6 +128,41 @@ class StoreCore:
     def _lost(self, exc: Exception) -> None:
         self._num_lost_drafts += 1
         logger.debug("a draft could not be followed: %s", type(exc).__name__)
+
+
+class OverCore:
+    """What both stores have of their core: an end, hints, and counts."""
+
+    __slots__ = ()
+    _core: StoreCore
+    _agent: str | None
+
+    def close(self) -> None:
+        """Close what the store has opened, after what was begun; searches that still wait fail.
+
+        Idempotent; a later call opens it again.
+        """
+        self._core.close()
+
+    async def aclose(self) -> None:
+        """Do what `close` does."""
+        await asyncio.to_thread(self.close)
+
+    def draft(self, agent: str, text: str) -> None:
+        """Take in the likely words of an agent's next search, so that an index on disk reads ahead what it will need.
+
+        Returns at once and never raises.  `@phase(retrieves=store)` has the runtime call it with a thread's id.  A view
+        that was made for an agent takes drafts as that agent's.
+        """
+        self._core.draft(self._agent or agent, text)
+
+    def prefetch_stats(self) -> PrefetchStats:
+        """Return what drafts were worth, over all stores of the engine."""
+        return self._core.prefetch_stats()
+
+    def cache_stats(self) -> ResultCacheStats:
+        """Return counts of the results that are kept."""
+        return self._core.cache_stats()
 
 
 def asking_agent(name: str | None, namespace: Namespace) -> str:
