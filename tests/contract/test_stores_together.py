@@ -19,7 +19,6 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from pancake_langgraph import PancakeStore, PancakeVectorStore, attach, phase
 from pancake_langgraph._errors import ConfigError, EmbedderMismatch, RetrievalError
 from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Query
-from pancake_langgraph.retrieval.desk import desk_of
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
 from pancake_langgraph.retrieval.inspection import describe
 from pancake_langgraph.retrieval.memory_engine import MemoryVectorEngine
@@ -61,11 +60,12 @@ class NoisyEmbedder(WordEmbedder):
     """Answers as another word embedder, and never twice with the same bits; `salt` makes another one of it."""
 
     salt = ""
+    noise = 1e-6
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         answers = super().embed_documents([f"{text} {self.salt}" if self.salt else text for text in texts])
         noise = np.random.default_rng(len(self.documents)).standard_normal((len(texts), self.dim))
-        return [[float(x) for x in row] for row in np.array(answers) * (1 + 1e-6 * noise)]
+        return [[float(x) for x in row] for row in np.array(answers) * (1 + self.noise * noise)]
 
     def embed_query(self, text: str) -> list[float]:
         return self.embed_documents([text])[0]
@@ -108,9 +108,11 @@ def open_store(request: pytest.FixtureRequest) -> Iterator[Callable[..., AnyStor
 # -- the embedder of an index ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("noise", [1e-6, 1e-3])
 def test_an_index_knows_its_embedder_again_in_spite_of_noise(
-    open_store: Callable[..., AnyStore], tmp_path: Path
+    open_store: Callable[..., AnyStore], tmp_path: Path, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(NoisyEmbedder, "noise", noise)
     store = open_store(NoisyEmbedder(), path=tmp_path)
     put(store, "a", "the gate opens at nine")
     store.close()
@@ -368,7 +370,7 @@ def test_a_draft_warms_what_the_search_of_a_graphs_node_needs(
         asked = {"messages": [HumanMessage("where is the key")]}
         graph.invoke(asked, {"configurable": {"thread_id": "t1"}})
         assert bed.runtime.wait_idle()
-    prefetcher = desk_of(disk)._prefetcher
+    prefetcher = store._core.engine()._prefetcher
     assert prefetcher is not None
     assert prefetcher.wait_idle(LIMIT_S)
     assert disk.order[:2] == ["warm", "search"]
@@ -396,7 +398,7 @@ def test_drafts_are_followed_by_name_namespace_or_thread(disk: WatchedEngine) ->
     named = store.view(NS, agent="ann")
     for number, (index, agent) in enumerate(((store, "notes"), (named, "any"))):
         index.draft(agent, f"where is {number}")
-        prefetcher = desk_of(disk)._prefetcher
+        prefetcher = store._core.engine()._prefetcher
         assert prefetcher is not None
         assert prefetcher.wait_idle(LIMIT_S)
         index.similarity_search(f"where is {number}")
