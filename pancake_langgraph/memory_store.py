@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -13,17 +12,16 @@ from langgraph.store.base.embed import ensure_embeddings
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.retrieval.base import Namespace, Vector, VectorEngine
-from pancake_langgraph.retrieval.opening import LateEngine
+from pancake_langgraph.retrieval.desk import Desk
 from pancake_langgraph.retrieval.scopes import Scope
 from pancake_langgraph.retrieval.store_batch import StoreBatch
+from pancake_langgraph.retrieval.store_core import OverCore, StoreCore, asking_agent
 from pancake_langgraph.retrieval.store_plan import StorePlan, checked_index, make_plan
-from pancake_langgraph.retrieval.vectorizer import Vectorizer
-from pancake_langgraph.retrieval.worker_threads import WorkerThreads
 
 __all__ = ["PancakeStore"]
 
 
-class PancakeStore(BaseStore):
+class PancakeStore(OverCore, BaseStore):
     """Keeps JSON values under namespaces and keys, in memory or on disk, and finds them by meaning.
 
         store = PancakeStore(index={"dims": 384, "embed": embeddings, "fields": ["text"]}, path="memory/")
@@ -35,7 +33,8 @@ class PancakeStore(BaseStore):
     `pancake_langgraph.retrieval.filters`.
 
     Sync and async methods may be mixed freely, from any number of threads and loops.  The constructor opens nothing;
-    the first call does.  Async methods wait in threads of the store, never on the loop.
+    the first call does.  Searches of all stores over one engine go together.  Async methods wait for threads of the
+    store, never on the loop.
     """
 
     supports_ttl = True
@@ -48,6 +47,7 @@ class PancakeStore(BaseStore):
         path: str | os.PathLike[str] | None = None,
         ttl: TTLConfig | None = None,
         fingerprint: Callable[[], str | None] | str | None = None,
+        cache_s: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Describe a store.
@@ -58,18 +58,38 @@ class PancakeStore(BaseStore):
             path: A folder that holds the items; it is made when it is missing.  Without an engine and a path they are
                 kept in memory, and gone when the store is.
             ttl: `default_ttl` in minutes and `refresh_on_read`, as LangGraph has them.
-            fingerprint: What tells the embedder from others, or what computes it; kept with items on disk.
+            fingerprint: What tells the embedder from others, or what computes it; kept with items on disk, and taken
+                from what the embedder answers by default.
+            cache_s: Results are given again for so many seconds, unless something was written that may change them;
+                `None` keeps none.
             clock: Seconds since the epoch.
 
         Raises:
-            ConfigError: if `index` is not usable, or an engine and a path are given.
+            ConfigError: if `index` or `cache_s` is not usable, or an engine and a path are given.
         """
         super().__init__()
         self.ttl_config = ttl
-        self._core = _Core(index, engine, path, fingerprint, clock)
+        self._fields = checked_index(index)
+        dims = None if index is None else index.get("dims")
+        if engine is not None and dims is not None and engine.dim != dims:
+            raise ConfigError(
+                f"index: dims got {dims}, but the engine holds vectors of {engine.dim} numbers; leave it out"
+            )
+        self._core = StoreCore(
+            "pancake-memory",
+            None if index is None else ensure_embeddings(index.get("embed")),
+            engine=engine,
+            path=path,
+            dim=dims,
+            fingerprint=fingerprint,
+            cache_s=cache_s,
+            clock=clock,
+        )
+        self._write_lock = threading.Lock()
         self._scope = Scope()
+        self._agent: str | None = None
 
-    # -- life and views -------------------------------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------------
 
     def view(
         self,
@@ -77,6 +97,7 @@ class PancakeStore(BaseStore):
         reads: Iterable[Namespace] | None = None,
         writes: Iterable[Namespace] | None = None,
         allowed: Collection[tuple[Namespace, str]] | None = None,
+        agent: str | None = None,
     ) -> PancakeStore:
         """Return the same store as one of several agents may see it.
 
@@ -89,6 +110,8 @@ class PancakeStore(BaseStore):
             reads: Branches of namespaces that are seen.
             writes: Branches that may be written; by default all that are seen.
             allowed: Namespace and key of the only items that are seen, checked last, whatever an index returned.
+            agent: Whose drafts and searches belong together; by default those of one thread of a graph do, and outside
+                of graphs those of one namespace.
 
         Raises:
             ConfigError: if a branch lies outside of what this view has.
@@ -96,18 +119,10 @@ class PancakeStore(BaseStore):
         narrowed = PancakeStore.__new__(PancakeStore)
         BaseStore.__init__(narrowed)
         narrowed.ttl_config = self.ttl_config
-        narrowed._core = self._core
+        narrowed._fields, narrowed._core, narrowed._write_lock = self._fields, self._core, self._write_lock
+        narrowed._agent = agent or self._agent
         narrowed._scope = self._scope.narrowed(reads, writes, allowed)
         return narrowed
-
-    def close(self) -> None:
-        """Finish what is under way and close what the store has opened.  Idempotent; a later call opens it again."""
-        self._core.workers.stop()
-        self._core.late.close()
-
-    async def aclose(self) -> None:
-        """Do what `close` does."""
-        await asyncio.to_thread(self.close)
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -121,57 +136,36 @@ class PancakeStore(BaseStore):
             EmbedderMismatch: if its vectors do not fit the index.
         """
         core = self._core
-        plan = make_plan(ops, self._scope, core.fields)
+        plan = make_plan(ops, self._scope, self._fields)
         vectors: list[Vector] = []
         queries: dict[str, Vector] = {}
         if core.vectorizer is not None:
-            queries = {query: core.vectorizer.query(query) for query in plan.queries}
+            queries = dict(zip(plan.queries, core.vectorizer.queries(plan.queries), strict=True))
             vectors = core.vectorizer.documents(plan.texts)
-        return core.carry_out(self._scope, plan, vectors, queries)
+        batch = self._batch(core.engine(), plan, vectors, queries)
+        return batch.run(core.search(batch.questions, self._agents(batch)))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Do what `batch` does."""
         core = self._core
-        plan = make_plan(ops, self._scope, core.fields)
+        plan = make_plan(ops, self._scope, self._fields)
         vectors: list[Vector] = []
         queries: dict[str, Vector] = {}
         if core.vectorizer is not None:
-            wanted = plan.queries
-            found = await asyncio.gather(*(core.vectorizer.aquery(query) for query in wanted))
-            queries = dict(zip(wanted, found, strict=True))
+            queries = dict(zip(plan.queries, await core.vectorizer.aqueries(plan.queries), strict=True))
             vectors = await core.vectorizer.adocuments(plan.texts)
-        return await core.workers.run(core.carry_out, self._scope, plan, vectors, queries)
+        batch = self._batch(await core.aengine(), plan, vectors, queries)
+        hits = await core.asearch(batch.questions, self._agents(batch))
+        if batch.is_done(hits):
+            return batch.run(hits)
+        return await (core.writers if plan.writes else core.readers).run(batch.run, hits)
 
+    # -- inside ---------------------------------------------------------------------------------------------------
 
-class _Core:
-    """What a store and its views share."""
+    def _batch(
+        self, engine: Desk, plan: StorePlan, vectors: Sequence[Vector], queries: Mapping[str, Vector]
+    ) -> StoreBatch:
+        return StoreBatch(engine, self._scope, plan, vectors, queries, self._core.clock, self._write_lock)
 
-    def __init__(
-        self,
-        index: IndexConfig | None,
-        engine: VectorEngine | None,
-        path: str | os.PathLike[str] | None,
-        fingerprint: Callable[[], str | None] | str | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.fields = checked_index(index)
-        self.workers = WorkerThreads("pancake-memory")
-        self._clock = clock
-        self._write_lock = threading.Lock()
-        self.vectorizer: Vectorizer | None = None
-        dim = None if engine is None else engine.dim
-        if index is not None:
-            dims = index.get("dims")
-            if dim is not None and dims is not None and dim != dims:
-                raise ConfigError(
-                    f"index: dims got {dims}, but the engine holds vectors of {dim} numbers; leave it out"
-                )
-            self.vectorizer = Vectorizer(ensure_embeddings(index.get("embed")), self.workers, dim=dim or dims)
-        learn_dim = None if self.vectorizer is None else self.vectorizer.learn_dim
-        self.late = LateEngine(engine, path, learn_dim, fingerprint, clock)
-
-    def carry_out(
-        self, scope: Scope, plan: StorePlan, vectors: Sequence[Vector], queries: Mapping[str, Vector]
-    ) -> list[Result]:
-        """Do a batch; blocks."""
-        return StoreBatch(self.late.get(), scope, plan, vectors, queries, self._clock, self._write_lock).run()
+    def _agents(self, batch: StoreBatch) -> list[str]:
+        return [asking_agent(self._agent, prefix) for prefix in batch.prefixes]

@@ -4,35 +4,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import os
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
-from pancake_langgraph._errors import InvalidItem, InvalidQuery
-from pancake_langgraph.retrieval.base import Item, ItemId, Namespace, Query, Vector, VectorEngine, View
+from pancake_langgraph._errors import ConfigError, InvalidQuery
+from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Namespace, Query, Vector, VectorEngine, View
 from pancake_langgraph.retrieval.diversity import diverse
-from pancake_langgraph.retrieval.documents import DOCUMENTS, document_value, metadata_filter, metadata_of, text_of
-from pancake_langgraph.retrieval.opening import LateEngine
+from pancake_langgraph.retrieval.documents import DOCUMENTS, document_value, metadata_filter
+from pancake_langgraph.retrieval.new_documents import document_of, new_documents
+from pancake_langgraph.retrieval.store_core import OverCore, StoreCore, asking_agent
 from pancake_langgraph.retrieval.vectorizer import Vectorizer, unit_vector
-from pancake_langgraph.retrieval.worker_threads import WorkerThreads
 
 __all__ = ["PancakeVectorStore"]
 
-_T = TypeVar("_T")
 _PAGE = 1024
 _PAIR = list[tuple[Document, float]]
 
 
-class PancakeVectorStore(VectorStore):
+class PancakeVectorStore(OverCore, VectorStore):
     """Keeps documents with their vectors, in memory or on disk.
 
         store = PancakeVectorStore(embedding, path="memory/")
@@ -44,7 +41,8 @@ class PancakeVectorStore(VectorStore):
     twice in one call are refused, and nothing of the call is stored.
 
     Sync and async methods may be mixed freely, from any number of threads and loops.  The constructor opens nothing and
-    embeds nothing; the first call does.  Async methods wait in threads of the store, never on the loop.
+    embeds nothing; the first call does.  Searches of all stores over one engine go together.  Async methods wait for
+    threads of the store, never on the loop.
     """
 
     def __init__(
@@ -57,6 +55,7 @@ class PancakeVectorStore(VectorStore):
         shared: Sequence[Namespace] = (),
         allowed: Collection[str] | None = None,
         fingerprint: Callable[[], str | None] | str | None = None,
+        cache_s: float | None = None,
     ) -> None:
         """Describe a store.
 
@@ -68,14 +67,19 @@ class PancakeVectorStore(VectorStore):
             namespace: Where documents are written; those below it are found as well.
             shared: Further namespaces whose documents are found, and not written.
             allowed: Ids of the only documents that may ever come back; `None` allows all.
-            fingerprint: What tells the embedder from others, or what computes it; kept with an index on disk.
+            fingerprint: What tells the embedder from others, or what computes it; kept with an index on disk, and taken
+                from what the embedder answers by default.
+            cache_s: Results are given again for so many seconds, unless something was written that may change them;
+                `None` keeps none.
 
         Raises:
-            ConfigError: if an engine and a path are given.
+            ConfigError: if an engine and a path are given, or `cache_s` is not over 0.
         """
-        self._workers = WorkerThreads("pancake-documents")
-        self._vectorizer = Vectorizer(embedding, self._workers, dim=None if engine is None else engine.dim)
-        self._late = LateEngine(engine, path, self._vectorizer.learn_dim, fingerprint)
+        self._core = StoreCore(
+            "pancake-documents", embedding, engine=engine, path=path, fingerprint=fingerprint, cache_s=cache_s
+        )
+        self._embedding = embedding
+        self._agent: str | None = None
         self._limit_to(namespace, shared, allowed)
 
     @classmethod
@@ -108,12 +112,12 @@ class PancakeVectorStore(VectorStore):
         await store.aadd_texts(texts, metadatas, ids=ids)
         return store
 
-    # -- life and views -------------------------------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------------
 
     @property
     def embeddings(self) -> Embeddings:
         """The embedder."""
-        return self._vectorizer.embeddings
+        return self._embedding
 
     def view(
         self,
@@ -121,23 +125,18 @@ class PancakeVectorStore(VectorStore):
         *,
         shared: Sequence[Namespace] = (),
         allowed: Collection[str] | None = None,
+        agent: str | None = None,
     ) -> PancakeVectorStore:
         """Return a store over the same engine for another namespace: for one of several agents, say.
 
-        Arguments are those of the constructor.  All of them share threads and engine; close the first one only.
+        Arguments are those of the constructor; `agent` says whose drafts and searches belong together, by default those
+        of one thread of a graph, and outside of graphs those of one namespace.  All of them share threads and engine;
+        close the first one only.
         """
         clone = copy.copy(self)
+        clone._agent = agent or self._agent
         clone._limit_to(namespace, shared, allowed)
         return clone
-
-    def close(self) -> None:
-        """Finish what is under way and close what the store has opened.  Idempotent; a later call opens it again."""
-        self._workers.stop()
-        self._late.close()
-
-    async def aclose(self) -> None:
-        """Do what `close` does."""
-        await asyncio.to_thread(self.close)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -157,7 +156,7 @@ class PancakeVectorStore(VectorStore):
             EmbedderMismatch: if its vectors do not fit the index.
         """
         _refuse_unknown(kwargs)
-        documents = _documents(texts, metadatas, ids)
+        documents = new_documents(texts, metadatas, ids)
         return self._store(documents, self._vectorizer.documents([document.page_content for document in documents]))
 
     async def aadd_texts(
@@ -170,9 +169,9 @@ class PancakeVectorStore(VectorStore):
     ) -> list[str]:
         """Do what `add_texts` does."""
         _refuse_unknown(kwargs)
-        documents = _documents(texts, metadatas, ids)
+        documents = new_documents(texts, metadatas, ids)
         vectors = await self._vectorizer.adocuments([document.page_content for document in documents])
-        return await self._workers.run(self._store, documents, vectors)
+        return await self._core.writers.run(self._store, documents, vectors)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents of this namespace; unknown ids are no error.  `None` deletes all of them.
@@ -181,7 +180,7 @@ class PancakeVectorStore(VectorStore):
             InvalidQuery: if an id is no text, or another argument is given.
         """
         _refuse_unknown(kwargs)
-        engine = self._late.get()
+        engine = self._core.engine()
         if ids is not None:
             engine.delete([self._id(one) for one in ids])
             return True
@@ -193,7 +192,7 @@ class PancakeVectorStore(VectorStore):
 
     async def adelete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Do what `delete` does."""
-        return await self._run(self.delete, ids, **kwargs)
+        return await self._core.writers.run(functools.partial(self.delete, ids, **kwargs))
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -201,11 +200,11 @@ class PancakeVectorStore(VectorStore):
         """Return the documents of this namespace that are there, in the order of `ids`, each once."""
         wanted = [self._id(one) for one in dict.fromkeys(ids)]
         visible = [one for one in wanted if self._allowed is None or one.key in self._allowed]
-        return [_document(item) for item in self._late.get().get(visible) if item is not None]
+        return [document_of(item) for item in self._core.engine().get(visible) if item is not None]
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Do what `get_by_ids` does."""
-        return await self._workers.run(self.get_by_ids, ids)
+        return await self._core.readers.run(self.get_by_ids, ids)
 
     def similarity_search(
         self, query: str, k: int = 4, filter: Mapping[str, Any] | None = None, **kwargs: Any
@@ -228,26 +227,29 @@ class PancakeVectorStore(VectorStore):
         self, query: str, k: int = 4, filter: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> _PAIR:
         """Return documents and their cosines, the highest first; raises as `similarity_search`."""
-        return self._search(self._vectorizer.query(query), k, filter, kwargs)
+        _refuse_unknown(kwargs)
+        return _scored(self._search(self._query(self._vectorizer.query(query), k, filter)))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = 4, filter: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> _PAIR:
         """Do what `similarity_search_with_score` does."""
-        vector = await self._vectorizer.aquery(query)
-        return await self._workers.run(self._search, vector, k, filter, kwargs)
+        _refuse_unknown(kwargs)
+        return _scored(await self._asearch(self._query(await self._vectorizer.aquery(query), k, filter)))
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, filter: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> list[Document]:
         """Return the documents nearest to a vector; raises as `similarity_search`."""
-        return _without_scores(self._search(unit_vector(embedding), k, filter, kwargs))
+        _refuse_unknown(kwargs)
+        return _without_scores(_scored(self._search(self._query(unit_vector(embedding), k, filter))))
 
     async def asimilarity_search_by_vector(
         self, embedding: list[float], k: int = 4, filter: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> list[Document]:
         """Do what `similarity_search_by_vector` does."""
-        return await self._run(self.similarity_search_by_vector, embedding, k, filter, **kwargs)
+        _refuse_unknown(kwargs)
+        return _without_scores(_scored(await self._asearch(self._query(unit_vector(embedding), k, filter))))
 
     def max_marginal_relevance_search(
         self,
@@ -262,7 +264,8 @@ class PancakeVectorStore(VectorStore):
 
         `lambda_mult` is from 0, as different as possible, to 1, as near as possible.  Raises as `similarity_search`.
         """
-        return self._diverse(self._vectorizer.query(query), k, fetch_k, lambda_mult, filter, kwargs)
+        _refuse_unknown(kwargs)
+        return self._diverse(self._query(self._vectorizer.query(query), max(k, fetch_k), filter), k, lambda_mult)
 
     async def amax_marginal_relevance_search(
         self,
@@ -274,8 +277,10 @@ class PancakeVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Do what `max_marginal_relevance_search` does."""
-        vector = await self._vectorizer.aquery(query)
-        return await self._workers.run(self._diverse, vector, k, fetch_k, lambda_mult, filter, kwargs)
+        _refuse_unknown(kwargs)
+        return await self._adiverse(
+            self._query(await self._vectorizer.aquery(query), max(k, fetch_k), filter), k, lambda_mult
+        )
 
     def max_marginal_relevance_search_by_vector(
         self,
@@ -287,7 +292,8 @@ class PancakeVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Do what `max_marginal_relevance_search` does, with a vector."""
-        return self._diverse(unit_vector(embedding), k, fetch_k, lambda_mult, filter, kwargs)
+        _refuse_unknown(kwargs)
+        return self._diverse(self._query(unit_vector(embedding), max(k, fetch_k), filter), k, lambda_mult)
 
     async def amax_marginal_relevance_search_by_vector(
         self,
@@ -299,8 +305,8 @@ class PancakeVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Do what `max_marginal_relevance_search` does, with a vector."""
-        call = self.max_marginal_relevance_search_by_vector
-        return await self._run(call, embedding, k, fetch_k, lambda_mult, filter, **kwargs)
+        _refuse_unknown(kwargs)
+        return await self._adiverse(self._query(unit_vector(embedding), max(k, fetch_k), filter), k, lambda_mult)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -309,8 +315,11 @@ class PancakeVectorStore(VectorStore):
         self._prefixes = (self._namespace, *(tuple(one) for one in shared))
         self._allowed = None if allowed is None else frozenset(allowed)
 
-    async def _run(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-        return await self._workers.run(functools.partial(call, *args, **kwargs))
+    @property
+    def _vectorizer(self) -> Vectorizer:
+        if self._core.vectorizer is None:
+            raise ConfigError("embedding: got None, allowed is an embedder")
+        return self._core.vectorizer
 
     def _id(self, key: str) -> ItemId:
         return ItemId(self._namespace, key)
@@ -326,7 +335,7 @@ class PancakeVectorStore(VectorStore):
             for one, vector in zip(documents, vectors, strict=True)
         ]
         if items:
-            self._late.get().put(items)
+            self._core.engine().put(items)
         return [item.id.key for item in items]
 
     def _query(self, vector: Vector, k: int, where: Mapping[str, Any] | None) -> Query:
@@ -336,56 +345,28 @@ class PancakeVectorStore(VectorStore):
         ids = frozenset(ItemId(prefix, key) for prefix in self._prefixes for key in allowed)
         return Query(vector, View(self._prefixes, metadata_filter(where), ids), k)
 
-    def _search(self, vector: Vector, k: int, where: Mapping[str, Any] | None, unknown: Mapping[str, Any]) -> _PAIR:
-        _refuse_unknown(unknown)
-        [hits] = self._late.get().search([self._query(vector, k, where)])
-        return [(_document(hit.item), hit.score) for hit in hits]
+    def _search(self, query: Query) -> list[Hit]:
+        return self._core.search((query,), (asking_agent(self._agent, self._namespace),))[0]
 
-    def _diverse(
-        self,
-        vector: Vector,
-        k: int,
-        fetch_k: int,
-        lambda_mult: float,
-        where: Mapping[str, Any] | None,
-        unknown: Mapping[str, Any],
-    ) -> list[Document]:
-        _refuse_unknown(unknown)
-        engine = self._late.get()
-        [hits] = engine.search([self._query(vector, max(k, fetch_k), where)])
+    async def _asearch(self, query: Query) -> list[Hit]:
+        return (await self._core.asearch((query,), (asking_agent(self._agent, self._namespace),)))[0]
+
+    def _diverse(self, query: Query, k: int, nearness: float) -> list[Document]:
+        return self._chosen(query.vector, self._search(query), k, nearness)
+
+    async def _adiverse(self, query: Query, k: int, nearness: float) -> list[Document]:
+        return await self._core.readers.run(self._chosen, query.vector, await self._asearch(query), k, nearness)
+
+    def _chosen(self, vector: Vector, hits: Sequence[Hit], k: int, nearness: float) -> list[Document]:
         # What was deleted since the search is left out; vectors come with `get`, as engines on disk do not read all.
-        found = [item for item in engine.get([hit.item.id for hit in hits]) if item is not None and item.vectors]
-        chosen = diverse(vector, [item.vectors[0] for item in found], count=k, nearness=lambda_mult)
-        return [_document(found[at]) for at in chosen]
+        items = self._core.engine().get([hit.item.id for hit in hits])
+        found = [item for item in items if item is not None and item.vectors]
+        chosen = diverse(vector, [item.vectors[0] for item in found], count=k, nearness=nearness)
+        return [document_of(found[at]) for at in chosen]
 
 
-def _documents(
-    texts: Iterable[str], metadatas: Sequence[Mapping[str, Any]] | None, ids: Sequence[str | None] | None
-) -> list[Document]:
-    """Return documents that all have an id of their own."""
-    contents = list(texts)
-    for name, given in (("metadatas", metadatas), ("ids", ids)):
-        if given is not None and len(given) != len(contents):
-            raise InvalidItem(f"{name}: got {len(given)} for {len(contents)} texts, allowed is one for each")
-    for position, text in enumerate(contents):
-        if not isinstance(text, str):
-            raise InvalidItem(f"text {position}: got {type(text).__name__}, allowed are texts; nothing was stored")
-    given_ids = [one for one in ids or () if one]
-    if len(set(given_ids)) < len(given_ids):
-        raise InvalidItem(
-            f"ids: got {len(given_ids) - len(set(given_ids))} that stand more than once in one call, "
-            "allowed is each once; nothing was stored"
-        )
-    return [
-        Document(id=given or str(uuid.uuid4()), page_content=text, metadata=dict(metadata or {}))
-        for text, metadata, given in zip(
-            contents, metadatas or [{}] * len(contents), ids or [None] * len(contents), strict=True
-        )
-    ]
-
-
-def _document(item: Item) -> Document:
-    return Document(id=item.id.key, page_content=text_of(item), metadata=metadata_of(item))
+def _scored(hits: Sequence[Hit]) -> _PAIR:
+    return [(document_of(hit.item), hit.score) for hit in hits]
 
 
 def _without_scores(pairs: _PAIR) -> list[Document]:

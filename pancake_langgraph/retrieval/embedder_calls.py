@@ -22,7 +22,7 @@ _MAX_PROOFS: Final = 4
 
 
 class EmbedderCalls:
-    """Asks one embedder.  Not thread-safe."""
+    """Asks one embedder, from one thread; only what looks at answers may be called from several."""
 
     def __init__(self, embedder: Embeddings, *, dim: int | None = None) -> None:
         """Ask `embedder`, whose vectors have to be `dim` long; by default as long as the first one."""
@@ -40,7 +40,7 @@ class EmbedderCalls:
             answers = self._ask(kind, list(texts))
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is for whoever asked
             return [Failed(exc)] if len(texts) == 1 else self._one_by_one(kind, texts)
-        return [self._checked(answer) for answer in answers]
+        return [self.checked(answer) for answer in answers]
 
     def zero(self) -> Vector | Failed:
         """Return the vector that is like nothing; asks for a text when no length is known yet."""
@@ -73,7 +73,18 @@ class EmbedderCalls:
 
     def _call(self, method: Callable[[list[str]], Any], texts: list[str]) -> Sequence[Any]:
         self.num_calls += 1
-        answers = list(method(texts))
+        return self.one_each(method(texts), texts)
+
+    def one_each(self, answer: Any, texts: Sequence[str]) -> Sequence[Any]:
+        """Return an answer that has as many parts as there are texts.
+
+        Raises:
+            EmbeddingError: if it has not.
+        """
+        try:
+            answers = list(answer)
+        except TypeError as exc:
+            raise self._refused(type(answer).__name__).error from exc
         if len(answers) != len(texts):
             raise EmbeddingError(
                 f"cannot use what the embedder answered: got {len(answers)} vectors for {len(texts)} texts, allowed is "
@@ -84,13 +95,14 @@ class EmbedderCalls:
     def _may_ask_as_documents(self) -> bool:
         """Whether questions are embedded as documents are, so that many can be asked for in one call."""
         if self._queries_are_documents is None:
-            asked = [self._checked(self._embedder.embed_query(text)) for text in _TRIAL]
-            stored = [self._checked(answer) for answer in self._call(self._embedder.embed_documents, list(_TRIAL))]
+            asked = [self.checked(self._embedder.embed_query(text)) for text in _TRIAL]
+            stored = [self.checked(answer) for answer in self._call(self._embedder.embed_documents, list(_TRIAL))]
             self.num_calls += len(_TRIAL)
             self._queries_are_documents = all(map(_is_near, asked, stored))
         return self._queries_are_documents
 
-    def _checked(self, answer: Any) -> Vector | Failed:
+    def checked(self, answer: Any) -> Vector | Failed:
+        """Return a vector of the embedder, read-only, or why it cannot be used."""
         try:
             with np.errstate(over="ignore"):  # too large a number becomes infinity, which is seen below
                 vector = np.array(answer, dtype=np.float32)
@@ -107,8 +119,8 @@ class EmbedderCalls:
                 return self._refused(f"vectors of {self.dim} and of {vector.size} numbers")
             return Failed(
                 EmbedderMismatch(
-                    f"this embedder is another one: got a vector of {vector.size} numbers, allowed are {self.dim}. Use "
-                    f"the embedder that the index was made with, or make a new index."
+                    f"{type(self._embedder).__name__} is another embedder: got a vector of {vector.size} numbers, "
+                    f"allowed are {self.dim}. Use the embedder that the index was made with, or make a new index."
                 )
             )
         vector.setflags(write=False)

@@ -5,10 +5,11 @@ On a CPU embedding a question takes ten times as long as searching for it, so th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from langchain_core.embeddings import Embeddings
 
@@ -23,8 +24,8 @@ from pancake_langgraph.retrieval.worker import BatchWorker, Failed, WorkerStats
 
 EmptyText = Literal["refuse", "zero"]
 
-#: Up to so many documents somebody waits for, an agent that notes something; more are an import.
-MAX_INTERACTIVE_DOCUMENTS: Final = 32
+#: Up to so many texts somebody waits for, an agent that notes something; more are an import.
+MAX_INTERACTIVE_TEXTS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class BatchedEmbeddings(Embeddings):
             settings: sizes of the queue and of the model's batches.
             clock: for deadlines.
         """
+        self._embedder = embedder
         self._calls = EmbedderCalls(embedder, dim=dim)
         self._empty_text = empty_text
         self._cache = VectorCache(max_vectors=max_cached)
@@ -100,26 +102,41 @@ class BatchedEmbeddings(Embeddings):
             RetrievalOverloaded: if too much of this priority waits already.
             RetrievalError: after `close`, and in a forked process.
         """
-        asked = (self._query(text),)
+        return self.query_vectors((text,), priority=priority, timeout_s=timeout_s)[0]
+
+    def query_vectors(
+        self, texts: Sequence[str], *, priority: Priority | None = None, timeout_s: float | None = None
+    ) -> list[Vector]:
+        """Return the vectors of several questions, in their order; blocks.
+
+        By default few are urgent, and many are bulk, as documents are.  Raises as `query_vector`.
+        """
+        asked = [self._query(text) for text in texts]
         if (known := self._known(asked)) is not None:
-            return known[0]
-        return self._worker.run(asked, priority=priority, timeout_s=timeout_s)[0]
+            return known
+        return self._worker.run(asked, priority=_urgency(asked, priority), timeout_s=timeout_s)
 
     async def aquery_vector(
         self, text: str, *, priority: Priority = Priority.INTERACTIVE, timeout_s: float | None = None
     ) -> Vector:
         """Like `query_vector`, awaited; what was not begun when the task is cancelled leaves the queue."""
-        asked = (self._query(text),)
+        return (await self.aquery_vectors((text,), priority=priority, timeout_s=timeout_s))[0]
+
+    async def aquery_vectors(
+        self, texts: Sequence[str], *, priority: Priority | None = None, timeout_s: float | None = None
+    ) -> list[Vector]:
+        """Like `query_vectors`, awaited."""
+        asked = [self._query(text) for text in texts]
         if (known := self._known(asked)) is not None:
-            return known[0]
-        return (await self._worker.arun(asked, priority=priority, timeout_s=timeout_s))[0]
+            return known
+        return await self._worker.arun(asked, priority=_urgency(asked, priority), timeout_s=timeout_s)
 
     def document_vectors(
         self, texts: Sequence[str], *, priority: Priority | None = None, timeout_s: float | None = None
     ) -> list[Vector]:
         """Return the vectors of texts that are to be found, in their order; blocks.
 
-        By default up to `MAX_INTERACTIVE_DOCUMENTS` texts are urgent, and more are bulk.
+        By default up to `MAX_INTERACTIVE_TEXTS` texts are urgent, and more are bulk.
 
         Raises:
             InvalidItem: for an empty text, unless these get a zero vector.  Others as `query_vector`.
@@ -137,6 +154,29 @@ class BatchedEmbeddings(Embeddings):
         if (known := self._known(asked)) is not None:
             return known
         return await self._worker.arun(asked, priority=_urgency(asked, priority), timeout_s=timeout_s)
+
+    async def avectors_on_loop(self, kind: TextKind, texts: Sequence[str]) -> list[Vector]:
+        """Return vectors from the embedder's own async methods, on the caller's loop: no batches, but what is known.
+
+        Raises as `query_vector` and `document_vectors`.
+        """
+        is_query = kind is TextKind.QUERY
+        asked = [self._query(text) if is_query else self._document(text, at) for at, text in enumerate(texts)]
+        found = {text: vector for text in dict.fromkeys(asked) if (vector := self._cache.get(text)) is not None}
+        new = [text for text in dict.fromkeys(asked) if text not in found]
+        contents = [text.content for text in new]
+        answers: Sequence[Any] = ()
+        if new and is_query:
+            answers = await asyncio.gather(*(self._embedder.aembed_query(content) for content in contents))
+        elif new:
+            answers = self._calls.one_each(await self._embedder.aembed_documents(contents), contents)
+        for text, answer in zip(new, answers, strict=True):
+            checked = self._calls.checked(answer)
+            if isinstance(checked, Failed):
+                raise checked.error
+            self._cache.put(text, checked)
+            found[text] = checked
+        return [found[text] for text in asked]
 
     # -- as LangChain has it --------------------------------------------------------------------------------------
 
@@ -237,4 +277,4 @@ class BatchedEmbeddings(Embeddings):
 def _urgency(texts: Sequence[Text], wanted: Priority | None) -> Priority:
     if wanted is not None:
         return wanted
-    return Priority.INTERACTIVE if len(texts) <= MAX_INTERACTIVE_DOCUMENTS else Priority.BULK
+    return Priority.INTERACTIVE if len(texts) <= MAX_INTERACTIVE_TEXTS else Priority.BULK

@@ -15,6 +15,7 @@ import xxhash
 
 from pancake_langgraph._errors import CorruptIndex, EmbedderMismatch, RetrievalError
 from pancake_langgraph.retrieval.disk import Disk, FileMark
+from pancake_langgraph.retrieval.fingerprint import are_of_one_embedder
 
 #: Raised by one whenever an older version of this package could not read what a newer one writes.
 FORMAT: Final = 1
@@ -151,11 +152,19 @@ def check_embedder(root: Path, manifest: Manifest, dim: int | None, fingerprint:
             f"{root}: got vectors of {dim} numbers, the index holds those of {manifest.dim}; "
             "use the embedder it was made with, or build it anew"
         )
-    if fingerprint is not None and manifest.fingerprint is not None and fingerprint != manifest.fingerprint:
+    if fingerprint is None or manifest.fingerprint is None:
+        return
+    if not are_of_one_embedder(fingerprint, manifest.fingerprint):
         raise EmbedderMismatch(
             f"{root}: the embedder answers otherwise than the one that the index was made with (fingerprint "
-            f"{fingerprint!r}, the index has {manifest.fingerprint!r}); use that one, or build the index anew"
+            f"{_shown(fingerprint)}, the index has {_shown(manifest.fingerprint)}); use that one, or build the index "
+            "anew"
         )
+
+
+def _shown(fingerprint: str) -> str:
+    """Return a fingerprint as messages show it: its beginning tells it from others."""
+    return repr(fingerprint if len(fingerprint) <= 48 else f"{fingerprint[:45]}...")
 
 
 def _seal(data: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from langgraph.store.base import ListNamespacesOp, Result, SearchOp
 
@@ -16,9 +17,9 @@ from pancake_langgraph.retrieval.base import (
     Query,
     TouchesItems,
     Vector,
-    VectorEngine,
     View,
 )
+from pancake_langgraph.retrieval.desk import Desk
 from pancake_langgraph.retrieval.records import (
     namespace_matches,
     record_filter,
@@ -34,7 +35,7 @@ from pancake_langgraph.retrieval.store_plan import StorePlan
 _TOUCH_SHARE, _TOUCH_S = 0.01, 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreBatch:
     """One batch: what is to be done, and the vectors of its texts and queries.
 
@@ -42,7 +43,7 @@ class StoreBatch:
     for all who write to the engine through one store.
     """
 
-    engine: VectorEngine
+    engine: Desk
     scope: Scope
     plan: StorePlan
     vectors: Sequence[Vector]
@@ -50,8 +51,28 @@ class StoreBatch:
     clock: Callable[[], float]
     write_lock: threading.Lock
 
-    def run(self) -> list[Result]:
-        """Do everything and return results in the order of the batch; blocks.
+    @cached_property
+    def questions(self) -> list[Query]:
+        """What the engine has to be asked by meaning, before `run`."""
+        return [Query(self.queries[op.query or ""], view, op.limit, op.offset) for _, op, view in self._by_meaning]
+
+    @property
+    def prefixes(self) -> list[Namespace]:
+        """The namespaces in which `questions` were asked."""
+        return [tuple(op.namespace_prefix) for _, op, _ in self._by_meaning]
+
+    def is_done(self, hits: Sequence[Sequence[Hit]]) -> bool:
+        """Return whether these hits are all that is wanted, so that `run` asks the engine nothing more."""
+        plan = self.plan
+        return (
+            not (plan.gets or plan.listings or plan.writes)
+            and len(hits) == len(plan.searches)
+            and all(len(found) == question.limit for found, question in zip(hits, self.questions, strict=True))
+            and all(hit.item.expires_at_s is None for found in hits for hit in found)
+        )
+
+    def run(self, hits: Sequence[Sequence[Hit]]) -> list[Result]:
+        """Do everything and return results in the order of the batch; `hits` answer `questions`.  Blocks.
 
         Raises:
             RetrievalError: if the engine does not do it.
@@ -61,7 +82,7 @@ class StoreBatch:
         for place, item in self._gets():
             results[place] = store_item(item)
             used.append(item)
-        for place, found in self._searches():
+        for place, found in self._searches(hits):
             results[place] = [search_item(item, score) for item, score in found]
             used += [item for item, _ in found]
         for place, op in self.plan.listings:
@@ -84,18 +105,21 @@ class StoreBatch:
             if item is not None:
                 yield place, item if refresh else _at_rest(item)
 
-    def _searches(self) -> Iterator[tuple[int, list[tuple[Item, float | None]]]]:
-        """Yield what was found, with its place; all that have a query are one batch of the engine."""
-        asked = [(place, op, self._view(op)) for place, op in self.plan.searches]
-        by_meaning = [(place, op, view) for place, op, view in asked if op.query and self.queries]
-        queries = [Query(self.queries[op.query or ""], view, op.limit, op.offset) for _, op, view in by_meaning]
-        hits = dict(
-            zip((place for place, _, _ in by_meaning), self.engine.search(queries) if queries else [], strict=True)
-        )
-        for place, op, view in asked:
+    @cached_property
+    def _asked(self) -> list[tuple[int, SearchOp, View]]:
+        return [(place, op, self._view(op)) for place, op in self.plan.searches]
+
+    @property
+    def _by_meaning(self) -> list[tuple[int, SearchOp, View]]:
+        return [(place, op, view) for place, op, view in self._asked if op.query and self.queries]
+
+    def _searches(self, hits: Sequence[Sequence[Hit]]) -> Iterator[tuple[int, list[tuple[Item, float | None]]]]:
+        """Yield what was found, with its place."""
+        answers = dict(zip((place for place, _, _ in self._by_meaning), hits, strict=True))
+        for place, op, view in self._asked:
             found: list[tuple[Item, float | None]]
-            if place in hits:
-                found = self._filled(op, view, hits[place])
+            if place in answers:
+                found = self._filled(op, view, answers[place])
             else:
                 found = [(item, None) for item in self.engine.items(view, limit=op.limit, offset=op.offset)]
             yield place, found if op.refresh_ttl else [(_at_rest(item), score) for item, score in found]

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _JOIN_S: Final = 30.0
+#: A thread with nothing to do for so long ends, so that what was forgotten without `close` leaves nothing behind.
+_IDLE_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class _Waiting(Job[Any]):
 class BatchWorker(Generic[_T, _R]):
     """Does items of jobs in one thread.  All methods are thread-safe, and async ones may be used from several loops.
 
-    The thread starts with the first job and ends with `close`.  In a process that was forked since, everything but
+    The thread starts with the first job and ends with `close`, or when nothing was to be done for a while; the next job
+    starts another one.  In a process that was forked since, everything but
     `close` raises `RetrievalError`.
     """
 
@@ -243,9 +246,9 @@ class BatchWorker(Generic[_T, _R]):
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and not len(self._lanes):
-                    self._changed.wait()
-                if self._closed:
+                self._changed.wait_for(lambda: self._closed or len(self._lanes), _IDLE_S)
+                if self._closed or not len(self._lanes):
+                    self._thread = None
                     return
                 shares, late = self._lanes.take(self._clock.now_s())
             outcomes: list[tuple[_Waiting, _Outcome]] = [(job, Failed(self._late(None))) for job in late]

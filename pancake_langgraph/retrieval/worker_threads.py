@@ -33,6 +33,14 @@ class WorkerThreads:
         bound = functools.partial(context.run, call, *args)
         return await asyncio.get_running_loop().run_in_executor(self._running(), bound)
 
+    def begin(self, call: Callable[..., object], *args: Any) -> None:
+        """Have a call made in one of the threads that nobody waits for; what it raises is lost.
+
+        Raises:
+            RuntimeError: if no thread can be started.
+        """
+        self._running().submit(call, *args)
+
     def stop(self) -> None:
         """Finish what is queued and end the threads; a later call starts new ones."""
         with self._lock:

@@ -35,6 +35,18 @@ def scheduler(engine: SmallEngine) -> Iterator[SearchScheduler]:
         engine.gate.set()
 
 
+def test_an_idle_thread_ends_and_the_next_search_starts_another(
+    scheduler: SearchScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pancake_langgraph.retrieval.worker._IDLE_S", 0.0)
+    for _ in range(3):
+        assert len(scheduler.search(query(1))) == 3
+        thread = scheduler._worker._thread
+        if thread is not None:
+            thread.join(LIMIT_S)
+        assert scheduler._worker._thread is None
+
+
 def query(seed: int, limit: int = 3) -> Query:
     return Query(vector(seed), limit=limit)
 
@@ -320,6 +332,7 @@ def test_too_much_is_refused_and_the_rest_still_done(engine: SmallEngine) -> Non
 
 
 async def test_close_fails_what_waits_and_lets_the_running_search_finish(engine: SmallEngine) -> None:
+    others = set(threading.enumerate())
     scheduler = SearchScheduler(engine)
     busy = hold(engine, scheduler)
     waiting = scheduler.submit([query(1)])
@@ -334,7 +347,7 @@ async def test_close_fails_what_waits_and_lets_the_running_search_finish(engine:
     with pytest.raises(RetrievalError, match="closed"):
         scheduler.search(query(1))
     scheduler.close()
-    assert "pancake-search" not in {thread.name for thread in threading.enumerate()}
+    assert "pancake-search" not in {thread.name for thread in set(threading.enumerate()) - others}
 
 
 def test_a_search_out_of_its_own_thread_is_refused_instead_of_hanging(

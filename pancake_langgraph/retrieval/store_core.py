@@ -1,0 +1,182 @@
+"""What a store and its views share: the embedder, the engine, results that are kept, and threads to wait in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables.config import var_child_runnable_config
+
+from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.retrieval.base import Hit, Namespace, Query, Vector, VectorEngine
+from pancake_langgraph.retrieval.desk import Desk
+from pancake_langgraph.retrieval.lanes import Priority
+from pancake_langgraph.retrieval.opening import LateEngine
+from pancake_langgraph.retrieval.prefetch import PrefetchStats
+from pancake_langgraph.retrieval.result_cache import ResultCache, ResultCacheStats
+from pancake_langgraph.retrieval.vectorizer import Vectorizer
+from pancake_langgraph.retrieval.worker_threads import WorkerThreads
+
+logger = logging.getLogger(__name__)
+
+
+class StoreCore:
+    """Opens nothing until it is needed.  Thread safe; may be used again after `close`."""
+
+    def __init__(
+        self,
+        name: str,
+        embeddings: Embeddings | None,
+        *,
+        engine: VectorEngine | None,
+        path: str | os.PathLike[str] | None,
+        dim: int | None = None,
+        fingerprint: Callable[[], str | None] | str | None = None,
+        cache_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Describe what a store needs; its threads are called `name`, and arguments are those of the stores.
+
+        Raises:
+            ConfigError: if an engine and a path are given, or `cache_s` is not over 0.
+        """
+        dim = dim if engine is None else engine.dim
+        self.clock = clock
+        self.cache = _cache(cache_s, clock)
+        #: For reads, and for writes, so that no read waits for an import.
+        self.readers, self.writers = WorkerThreads(name), WorkerThreads(f"{name}-write")
+        self.vectorizer = None if embeddings is None else Vectorizer(embeddings, dim=dim)
+        if fingerprint is None and self.vectorizer is not None:
+            fingerprint = self.vectorizer.fingerprint
+        learn_dim = None if self.vectorizer is None else self.vectorizer.learn_dim
+        self._late = LateEngine(
+            engine, path, learn_dim=learn_dim, fingerprint=fingerprint, clock=clock, cache=self.cache
+        )
+        self._num_lost_drafts = 0
+
+    def engine(self) -> Desk:
+        """Return the engine; the first call opens it, so never call it on a loop.
+
+        Raises:
+            RetrievalError: if it cannot be opened.
+        """
+        desk = self._late.opened
+        return self._late.get() if desk is None else desk
+
+    async def aengine(self) -> Desk:
+        """Do what `engine` does."""
+        desk = self._late.opened
+        return await self.readers.run(self._late.get) if desk is None else desk
+
+    def search(self, queries: Sequence[Query], agents: Sequence[str]) -> list[list[Hit]]:
+        """Return for each query its hits; `agents` says who asks."""
+        return self.engine().search(queries, agents=agents, cache=self.cache)
+
+    async def asearch(self, queries: Sequence[Query], agents: Sequence[str]) -> list[list[Hit]]:
+        """Do what `search` does."""
+        return await (await self.aengine()).asearch(queries, agents=agents, cache=self.cache)
+
+    def draft(self, agent: str, text: str) -> None:
+        """Bring up what an agent will likely search for; returns at once and never raises."""
+        if self.vectorizer is None or not self._late.may_prefetch:
+            return
+        try:
+            if (desk := self._late.opened) is not None:
+                desk.draft(agent, text, self._embedded_draft)
+            else:
+                self.readers.begin(self._open_for, agent, text)
+        except RuntimeError as exc:  # no more threads; nothing depends on a draft
+            self._lost(exc)
+
+    def prefetch_stats(self) -> PrefetchStats:
+        """Return what drafts were worth, over all stores of the engine; all is 0 where nothing is brought up."""
+        desk = self._late.opened
+        found = PrefetchStats() if desk is None else desk.prefetch_stats()
+        return replace(found, failures=found.failures + self._num_lost_drafts)
+
+    def cache_stats(self) -> ResultCacheStats:
+        """Return counts of the cache; all is 0 without one."""
+        return ResultCacheStats() if self.cache is None else self.cache.stats()
+
+    def close(self) -> None:
+        """Finish what was begun in threads, then close engine and embedder.  Idempotent; searches that wait fail."""
+        self.readers.stop()
+        self.writers.stop()
+        self._late.close()
+        if self.vectorizer is not None:
+            self.vectorizer.close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _open_for(self, agent: str, text: str) -> None:
+        try:
+            self._late.get().draft(agent, text, self._embedded_draft)
+        except Exception as exc:  # noqa: BLE001 - hints fail open; whoever searches sees the same error
+            self._lost(exc)
+
+    def _embedded_draft(self, text: str) -> Vector:
+        if self.vectorizer is None:
+            raise ConfigError("drafts need an embedder")
+        return self.vectorizer.query(text, priority=Priority.PREFETCH)
+
+    def _lost(self, exc: Exception) -> None:
+        self._num_lost_drafts += 1
+        logger.debug("a draft could not be followed: %s", type(exc).__name__)
+
+
+class OverCore:
+    """What both stores have of their core: an end, hints, and counts."""
+
+    __slots__ = ()
+    _core: StoreCore
+    _agent: str | None
+
+    def close(self) -> None:
+        """Close what the store has opened, after what was begun; searches that still wait fail.
+
+        Idempotent; a later call opens it again.
+        """
+        self._core.close()
+
+    async def aclose(self) -> None:
+        """Do what `close` does."""
+        await asyncio.to_thread(self.close)
+
+    def draft(self, agent: str, text: str) -> None:
+        """Take in the likely words of an agent's next search, so that an index on disk reads ahead what it will need.
+
+        Returns at once and never raises.  `@phase(retrieves=store)` has the runtime call it with a thread's id.  A view
+        that was made for an agent takes drafts as that agent's.
+        """
+        self._core.draft(self._agent or agent, text)
+
+    def prefetch_stats(self) -> PrefetchStats:
+        """Return what drafts were worth, over all stores of the engine."""
+        return self._core.prefetch_stats()
+
+    def cache_stats(self) -> ResultCacheStats:
+        """Return counts of the results that are kept."""
+        return self._core.cache_stats()
+
+
+def asking_agent(name: str | None, namespace: Namespace) -> str:
+    """Return who searches: the name that was given, else the thread of the graph that runs, else the namespace."""
+    if name is not None:
+        return name
+    config = var_child_runnable_config.get()
+    thread_id = None if config is None else config.get("configurable", {}).get("thread_id")
+    return "/".join(namespace) if thread_id is None else str(thread_id)
+
+
+def _cache(cache_s: float | None, clock: Callable[[], float]) -> ResultCache | None:
+    if cache_s is None:
+        return None
+    if isinstance(cache_s, bool) or not isinstance(cache_s, int | float) or not cache_s > 0 or math.isinf(cache_s):
+        raise ConfigError(f"cache_s: got {cache_s!r}, allowed are seconds above 0, or None to keep no results")
+    return ResultCache(ttl_s=float(cache_s), epoch_s=clock)
