@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
@@ -21,6 +22,9 @@ from pancake_langgraph.runtime.signals import Closed, Opened, Requested
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import Call, State
 
+#: States of one expected call that are kept until its prompt is told.
+MAX_KNOWN: Final = 8
+
 
 class _Waiting(NamedTuple):
     """A candidate whose prompt could not be told yet."""
@@ -37,8 +41,20 @@ class _Waiting(NamedTuple):
         return self.candidate, self.thread_id, self.around, self.span
 
 
+class _Due(NamedTuple):
+    """An expected call whose prompt is to be told anew, and what became known of its state meanwhile, newest last."""
+
+    expectation: Expectation
+    graph_id: str
+    known: list[Known]
+
+
 class PromptWatch:
-    """Knows which state each run is in, and what its next prompts begin with.  Lives on the runtime's loop."""
+    """Knows which state each run is in, and what its next prompts begin with.  Lives on the runtime's loop.
+
+    Prompts of calls that are expected already are told anew in `catch_up` only, from the newest state: several nodes
+    may start and end before anybody looks.
+    """
 
     def __init__(self, state: State) -> None:
         """Teach and ask the book of `state`."""
@@ -46,6 +62,7 @@ class PromptWatch:
         self._outlook = Outlook(max_levels=state.settings.max_contexts)
         self._told: OrderedDict[str, str] = OrderedDict()
         self._waiting: OrderedDict[tuple[UUID, str], _Waiting] = OrderedDict()
+        self._due: dict[int, _Due] = {}
 
     def run_started(self, opened: Opened) -> None:
         """Take in the input of a run."""
@@ -154,13 +171,36 @@ class PromptWatch:
     def _foretell(self, expectation: Expectation, known: Known, graph_id: str) -> None:
         if expectation.busy or expectation.claimed:
             return
-        is_resume = expectation.cause is Cause.RESUME
-        if is_resume and expectation.base_ids is not None:
+        if expectation.cause is Cause.RESUME and expectation.base_ids is not None:
             return  # it reads on behind what it has read
-        place, agent = expectation.place, expectation.agent if is_resume else None
-        found = self._state.book.predict(place.node, place.thread_id, known, graph_id=graph_id, agent=agent)
-        if isinstance(found, Prediction):
-            expectation.foretell(found)
+        due = self._due.get(id(expectation))
+        if due is None:
+            due = self._due[id(expectation)] = _Due(expectation, graph_id, [])
+        due.known.append(known)
+        if len(due.known) >= MAX_KNOWN:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Tell the prompts of expected calls from what has become known of their states.
+
+        To be called before anything is learnt about prompts, and before anybody reads what is expected.
+        """
+        if not self._due:
+            return
+        due, self._due = self._due, {}
+        for expectation, graph_id, known in due.values():
+            if expectation in self._state.expectations:
+                self._foretell_by(expectation, reversed(known), graph_id)
+
+    def _foretell_by(self, expectation: Expectation, states: Iterable[Known], graph_id: str) -> None:
+        """Take the first of several states that says what is read."""
+        place = expectation.place
+        agent = expectation.agent if expectation.cause is Cause.RESUME else None
+        for known in states:
+            found = self._state.book.predict(place.node, place.thread_id, known, graph_id=graph_id, agent=agent)
+            if isinstance(found, Prediction):
+                expectation.foretell(found)
+                return
 
     def resume_prompt(self, call: Call, answer: AIMessage) -> tuple[AgentKey, Prompt, Prompt] | None:
         """Return who comes back, what he will read, and all that he would read if nothing was trimmed.

@@ -73,11 +73,16 @@ class Watcher:
     def receive(self, signal: Signal) -> None:
         """Take in one signal."""
         if self._writing is not None and type(signal) not in _QUIET:
-            self.settle()
+            self._read_what_is_written()
         self._receivers[type(signal)](signal)
 
     def settle(self) -> None:
-        """Foretell anew where a call leads that has written something since: once, however much that was."""
+        """Foretell anew what the signals since the last time have changed: once, however many those were."""
+        self._read_what_is_written()
+        self._prompts.catch_up()
+
+    def _read_what_is_written(self) -> None:
+        """Foretell anew where a call leads that has written something since."""
         if (call_id := self._writing) is None:
             return
         self._writing = None
@@ -146,6 +151,7 @@ class Watcher:
         span = self._state.spans.get(signal.run_id)
         if span is None or signal.run_id in self._state.calls:
             return
+        self._prompts.catch_up()
         opened = span.opened
         thread_id = _thread_of(opened, span)
         agent = self._state.book.agent_of(opened.checkpoint_ns, opened.agent_name, signal.prompt)
@@ -206,7 +212,7 @@ class Watcher:
         node = call.agent.namespace
         if any(self._state.forecaster.tells(call.graph_id, node, clue) for clue in new):
             if self._writing not in (None, call_id):
-                self.settle()
+                self._read_what_is_written()
             self._writing = call_id
 
     def _decided(self, signal: Decided) -> None:
@@ -233,7 +239,7 @@ class Watcher:
     def _closed(self, signal: Closed) -> None:
         if signal.answer is not None and signal.answer.tool_calls:
             self._written(signal.run_id, clues_in(signal.answer.tool_calls))
-        self.settle()
+        self._read_what_is_written()
         span = self._state.spans.close(signal)
         if span is None:
             return
@@ -273,6 +279,7 @@ class Watcher:
         if call is None:
             return
         lint_call(self._state, call)
+        self._prompts.catch_up()
         if call.claim is not None:
             self._prompts.judge_tokens(call)
             outcome, reason = judge(call)
