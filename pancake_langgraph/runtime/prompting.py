@@ -9,7 +9,7 @@ from uuid import UUID
 
 from langchain_core.messages import AIMessage
 
-from pancake_langgraph._types import ActionKind, AgentKey, Candidate, Prompt, ThreadId
+from pancake_langgraph._types import ActionKind, AgentKey, Candidate, NodeId, Prompt, ThreadId
 from pancake_langgraph.prompts import Prediction, Unknown, begins_with, strip_task_ids
 from pancake_langgraph.prompts.book import NEVER_CALLED
 from pancake_langgraph.prompts.fields import sends_reasoning, without_reasoning
@@ -22,6 +22,8 @@ from pancake_langgraph.runtime.signals import Closed, Opened, Requested
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import Call, State
 
+#: Candidates of one level that wait for their prompts.
+MAX_WAITING: Final = 64
 #: States of one expected call that are kept until its prompt is told.
 MAX_KNOWN: Final = 8
 
@@ -61,7 +63,7 @@ class PromptWatch:
         self._state = state
         self._outlook = Outlook(max_levels=state.settings.max_contexts)
         self._told: OrderedDict[str, str] = OrderedDict()
-        self._waiting: OrderedDict[tuple[UUID, str], _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[tuple[UUID, str], dict[NodeId, _Waiting]] = OrderedDict()
         self._due: dict[int, _Due] = {}
 
     def run_started(self, opened: Opened) -> None:
@@ -142,21 +144,36 @@ class PromptWatch:
         self._wait(candidate, thread_id, around, span, Unknown("its present turn has not ended", seen=False))
 
     def _wait(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan, unknown: Unknown) -> None:
-        self._waiting[span.root_id, f"{around}|{candidate.node}"] = _Waiting(
-            candidate, thread_id, around, span, unknown
-        )
-        while len(self._waiting) > self._state.settings.max_contexts:
-            self._waiting.popitem(last=False)
+        level = self._waiting.get((span.root_id, around))
+        if level is None:
+            level = self._waiting[span.root_id, around] = {}
+            if len(self._waiting) > self._state.settings.max_contexts:
+                self._waiting.popitem(last=False)
+        level[candidate.node] = _Waiting(candidate, thread_id, around, span, unknown)
+        if len(level) > MAX_WAITING:
+            del level[next(iter(level))]
 
     def waiting(self, root_id: UUID, around: str) -> tuple[tuple[Candidate, ThreadId, str, OpenSpan], ...]:
-        """Take out the candidates of a level whose prompts could not be told before; more is known now."""
-        keys = [key for key, waits in self._waiting.items() if key[0] == root_id and waits.around == around]
-        return tuple(self._waiting.pop(key).request for key in keys)
+        """Take out the candidates of a level whose prompts could not be told before; more is known now.
+
+        Those of nodes that still never called wait on: no state tells what they will read.
+        """
+        level = self._waiting.pop((root_id, around), None)
+        if level is None:
+            return ()
+        silent = {node: waits for node, waits in level.items() if self._is_silent(waits)}
+        if silent:
+            self._waiting[root_id, around] = silent
+        return tuple(waits.request for node, waits in level.items() if node not in silent)
+
+    def _is_silent(self, waits: _Waiting) -> bool:
+        """Whether a candidate waits because its node never called, which is still so."""
+        node, graph_id = waits.candidate.node, waits.span.opened.graph_id
+        return waits.unknown is NEVER_CALLED and not self._state.book.may_call(node, graph_id=graph_id)
 
     def _level_moved_on(self, root_id: UUID, around: str) -> None:
         """Give up the candidates of a level: the next node has started.  The ledger gets the reasons."""
-        for key in [key for key, waits in self._waiting.items() if key[0] == root_id and waits.around == around]:
-            waits = self._waiting.pop(key)
+        for waits in self._waiting.pop((root_id, around), {}).values():
             self._tell(waits.candidate.node, waits.thread_id, waits.unknown)
 
     def refresh(self, expectation: Expectation, around: str, graph_id: str) -> None:
