@@ -100,7 +100,8 @@ def smooth(row: Mapping[str, float], below: Mapping[str, float], strength: float
     """
     if not row:
         return below
-    strength = max(strength, float(len(row)))
+    if len(row) > strength:
+        strength = float(len(row))
     total = sum(row.values()) + strength
     blended = {target: strength * p / total for target, p in below.items()}
     for target, count in row.items():

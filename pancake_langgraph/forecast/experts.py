@@ -38,14 +38,16 @@ class Memory:
 
 @dataclass(slots=True)
 class _Answer:
-    """What each expert says after one past, by what the graph declares; `shares` is the mixture, once asked for.
+    """What all experts say after one past, by what the graph declares; `shares` is the mixture, once asked for.
 
-    `keys` are the ways of looking at that past.
+    `keys` are the ways of looking at that past.  An expert that has seen nothing there says what its fall-back says:
+    `estimates` has each opinion once, and `says` the number of each expert's.
     """
 
     keys: Sequence[tuple[str, ...] | None]
     prior: Mapping[str, float]
     estimates: Sequence[Mapping[str, float]]
+    says: Sequence[int]
     shares: Mapping[str, float] | None = None
 
 
@@ -76,7 +78,8 @@ class Experts:
         if not (self._is_settled(node, prior) and target in prior):
             answer = self._answer(node, context, prior)
             keys = answer.keys
-            is_full = self._judge(node, [estimate.get(target, 0.0) for estimate in answer.estimates])
+            chances = [max(estimate.get(target, 0.0), _LEAST_P) for estimate in answer.estimates]
+            is_full = self._judge(node, [chances[number] for number in answer.says])
         for table in self._tables:
             for key in reversed(keys):  # the most general one last: it is then the youngest, and kept longest
                 if key is not None and table.observe(key, target):
@@ -93,38 +96,33 @@ class Experts:
             return prior
         answer = self._answer(node, context, prior)
         if answer.shares is None:
-            answer.shares = self._mix(node, answer.estimates)
+            answer.shares = self._mix(node, answer)
         return answer.shares
 
     def _answer(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> _Answer:
         past = tuple(context)
         answer = self._answers.get(node, past)
+        if answer is not None and answer.prior is not prior:  # the graph was read anew
+            self._answers.forget(node)
+            answer = None
         if answer is None:
-            keys = keys_of(node, past)
-            answer = _Answer(keys, prior, self._estimates(keys, prior))
+            answer = self._asked(keys_of(node, past), prior)
             self._answers.put(node, past, answer)
-        elif answer.prior is not prior:
-            answer.prior, answer.estimates, answer.shares = prior, self._estimates(answer.keys, prior), None
         return answer
 
     def _is_settled(self, node: str, prior: Mapping[str, float]) -> bool:
         """Whether one target is declared as the only one, and nothing else was ever seen: then the past is no help."""
         return len(prior) == 1 and _CERTAIN in prior.values() and self._tables[0].row((node,)).keys() <= prior.keys()
 
-    def _mix(self, node: str, estimates: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-        trust = self._trust.get(node) or _even()
-        # Experts that have seen nothing here say what their fall-back says: they share one object.
-        weights: dict[int, float] = {}
-        distinct: dict[int, Mapping[str, float]] = {}
-        for weight, estimate in zip(trust, estimates, strict=True):
-            name = id(estimate)
-            weights[name] = weights.get(name, 0.0) + weight
-            distinct[name] = estimate
-        if len(distinct) == 1:
-            return next(iter(distinct.values()))
+    def _mix(self, node: str, answer: _Answer) -> Mapping[str, float]:
+        estimates = answer.estimates
+        if len(estimates) == 1:
+            return estimates[0]
+        weights = [0.0] * len(estimates)
+        for weight, number in zip(self._trust.get(node) or _even(), answer.says, strict=True):
+            weights[number] += weight
         mixed: dict[str, float] = {}
-        for name, estimate in distinct.items():
-            weight = weights[name]
+        for weight, estimate in zip(weights, estimates, strict=True):
             for target, share in estimate.items():
                 mixed[target] = mixed.get(target, 0.0) + weight * share
         return mixed
@@ -164,21 +162,32 @@ class Experts:
             self._trust[node] = [(a + b) / 2 for a, b in zip(own, weights, strict=True)] if own else weights
         self._trim()
 
-    def _estimates(
-        self, keys: Sequence[tuple[str, ...] | None], prior: Mapping[str, float]
-    ) -> list[Mapping[str, float]]:
+    def _asked(self, keys: Sequence[tuple[str, ...] | None], prior: Mapping[str, float]) -> _Answer:
+        """Ask every expert of every table, each after the one that it falls back to."""
         estimates: list[Mapping[str, float]] = []
+        says: list[int] = []
+        from_prior: int | None = None
         for table in self._tables:
-            first = len(estimates)
+            first = len(says)
             for key, back_off in zip(keys, BACK_OFF, strict=True):
-                below = prior if back_off < 0 else estimates[first + back_off]
-                estimates.append(below if key is None else smooth(table.row(key), below, PRIOR_STRENGTH))
-        return estimates
+                row = table.row(key) if key is not None else None
+                if row:
+                    below = prior if back_off < 0 else estimates[says[first + back_off]]
+                    says.append(len(estimates))
+                    estimates.append(smooth(row, below, PRIOR_STRENGTH))
+                elif back_off >= 0:
+                    says.append(says[first + back_off])
+                else:
+                    if from_prior is None:
+                        from_prior = len(estimates)
+                        estimates.append(prior)
+                    says.append(from_prior)
+        return _Answer(keys, prior, estimates, says)
 
     def _judge(self, node: str, chances: Sequence[float]) -> bool:
         """Shift trust to the experts that expected what happened; return whether another node's had to go."""
         trust = self._trust.get(node) or _even()
-        weights = [weight * max(p, _LEAST_P) for weight, p in zip(trust, chances, strict=True)]
+        weights = [weight * p for weight, p in zip(trust, chances, strict=True)]
         total = sum(weights)
         self._trust[node] = [(1 - _SWITCH_RATE) * w / total + _SWITCH_RATE / NUM_EXPERTS for w in weights]
         self._trust.move_to_end(node)
