@@ -55,8 +55,8 @@ class CountTable:
         if len(row) > 1:
             for other in [t for t, count in row.items() if count < _NEGLIGIBLE]:
                 del row[other]
-        if len(row) > self._max_targets:
-            del row[min((t for t in row if t != target), key=lambda t: (row[t], t))]
+            if len(row) > self._max_targets:
+                del row[min((t for t in row if t != target), key=lambda t: (row[t], t))]
         return is_full
 
     def row(self, key: Key) -> Mapping[str, float]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pancake_langgraph.forecast.answers import Answers
-from pancake_langgraph.forecast.contexts import BACK_OFF, NUM_WAYS, keys_of
-from pancake_langgraph.forecast.counts import CountTable, smooth
+from pancake_langgraph.forecast.contexts import NUM_WAYS, Ways, ways_of
+from pancake_langgraph.forecast.counts import CountTable
 
 #: Observations that an expert's fall-back is worth.
 PRIOR_STRENGTH = 1.0
 NUM_EXPERTS = 2 * NUM_WAYS
 _SWITCH_RATE = 0.01
+_GOES_ROUND = _SWITCH_RATE / NUM_EXPERTS
 _LEAST_P = 1e-4
 _CERTAIN = 1.0
 #: Pasts for which the answers of all experts are kept at once.
@@ -38,17 +39,59 @@ class Memory:
 
 @dataclass(slots=True)
 class _Answer:
-    """What all experts say after one past, by what the graph declares; `shares` is the mixture, once asked for.
+    """What was counted after one past, by each memory in all `ways` of looking that apply, and what the graph declares.
 
-    `keys` are the ways of looking at that past.  An expert that has seen nothing there says what its fall-back says:
-    `estimates` has each opinion once, and `says` the number of each expert's.
+    An expert blends its counts with what the way says that it falls back to (see `smooth`).  `shares` is the mixture of
+    all experts, once asked for.
     """
 
-    keys: Sequence[tuple[str, ...] | None]
+    ways: Ways
     prior: Mapping[str, float]
-    estimates: Sequence[Mapping[str, float]]
-    says: Sequence[int]
+    counts: Sequence[Sequence[Mapping[str, float]]]
     shares: Mapping[str, float] | None = None
+
+    def chances(self, target: str) -> list[float]:
+        """Return the chance of a target by each expert."""
+        _, below, seen_as = self.ways
+        chances: list[float] = []
+        for rows in self.counts:
+            found = [self.prior.get(target, 0.0)]  # of the way before the first, which is what is declared
+            for row, under in zip(rows, below, strict=True):
+                p = found[under + 1]
+                if row:
+                    strength = max(PRIOR_STRENGTH, len(row))
+                    p = (row.get(target, 0.0) + strength * p) / (sum(row.values()) + strength)
+                found.append(p)
+            chances += [found[number + 1] for number in seen_as]
+        return chances
+
+    def mixed(self, trust: Sequence[float]) -> Mapping[str, float]:
+        """Return what the experts say together, each trusted so much.
+
+        What of the trust in an expert is not for its counts goes to the way that it falls back to.
+        """
+        if not any(rows[0] for rows in self.counts):
+            return self.prior  # the node was never seen
+        _, below, seen_as = self.ways
+        mixed: defaultdict[str, float] = defaultdict(float, dict.fromkeys(self.prior, 0.0))
+        declared = 0.0
+        for first, rows in zip((0, NUM_WAYS), self.counts, strict=True):
+            weights = [0.0] * (len(rows) + 1)  # the last one is for what is declared
+            for number, weight in zip(seen_as, trust[first : first + NUM_WAYS], strict=True):
+                weights[number] += weight
+            for number in range(len(rows) - 1, -1, -1):
+                row, weight = rows[number], weights[number]
+                if row:
+                    strength = max(PRIOR_STRENGTH, len(row))
+                    per_count = weight / (sum(row.values()) + strength)
+                    for target, count in row.items():
+                        mixed[target] += per_count * count
+                    weight = per_count * strength
+                weights[below[number]] += weight
+            declared += weights[-1]
+        for target, p in self.prior.items():
+            mixed[target] += declared * p
+        return dict(mixed)
 
 
 class Experts:
@@ -73,16 +116,15 @@ class Experts:
 
         Return whether something about other nodes had to go for it.
         """
-        keys: Sequence[tuple[str, ...] | None] = ((node,),)
+        keys: Sequence[tuple[str, ...]] = ((node,),)
         is_full = False
         if not (self._is_settled(node, prior) and target in prior):
             answer = self._answer(node, context, prior)
-            keys = answer.keys
-            chances = [max(estimate.get(target, 0.0), _LEAST_P) for estimate in answer.estimates]
-            is_full = self._judge(node, [chances[number] for number in answer.says])
+            keys = answer.ways.keys
+            is_full = self._judge(node, answer.chances(target))
         for table in self._tables:
             for key in reversed(keys):  # the most general one last: it is then the youngest, and kept longest
-                if key is not None and table.observe(key, target):
+                if table.observe(key, target):
                     is_full = True
         if is_full:
             self._answers.clear()
@@ -96,7 +138,7 @@ class Experts:
             return prior
         answer = self._answer(node, context, prior)
         if answer.shares is None:
-            answer.shares = self._mix(node, answer)
+            answer.shares = answer.mixed(self._trust.get(node) or _even())
         return answer.shares
 
     def _answer(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> _Answer:
@@ -106,26 +148,14 @@ class Experts:
             self._answers.forget(node)
             answer = None
         if answer is None:
-            answer = self._asked(keys_of(node, past), prior)
+            ways = ways_of(node, past)
+            answer = _Answer(ways, prior, [[table.row(key) for key in ways.keys] for table in self._tables])
             self._answers.put(node, past, answer)
         return answer
 
     def _is_settled(self, node: str, prior: Mapping[str, float]) -> bool:
         """Whether one target is declared as the only one, and nothing else was ever seen: then the past is no help."""
         return len(prior) == 1 and _CERTAIN in prior.values() and self._tables[0].row((node,)).keys() <= prior.keys()
-
-    def _mix(self, node: str, answer: _Answer) -> Mapping[str, float]:
-        estimates = answer.estimates
-        if len(estimates) == 1:
-            return estimates[0]
-        weights = [0.0] * len(estimates)
-        for weight, number in zip(self._trust.get(node) or _even(), answer.says, strict=True):
-            weights[number] += weight
-        mixed: dict[str, float] = {}
-        for weight, estimate in zip(weights, estimates, strict=True):
-            for target, share in estimate.items():
-                mixed[target] = mixed.get(target, 0.0) + weight * share
-        return mixed
 
     def to_rows(self) -> dict[str, Any]:
         """Return all that was learnt as a JSON-able value."""
@@ -162,34 +192,12 @@ class Experts:
             self._trust[node] = [(a + b) / 2 for a, b in zip(own, weights, strict=True)] if own else weights
         self._trim()
 
-    def _asked(self, keys: Sequence[tuple[str, ...] | None], prior: Mapping[str, float]) -> _Answer:
-        """Ask every expert of every table, each after the one that it falls back to."""
-        estimates: list[Mapping[str, float]] = []
-        says: list[int] = []
-        from_prior: int | None = None
-        for table in self._tables:
-            first = len(says)
-            for key, back_off in zip(keys, BACK_OFF, strict=True):
-                row = table.row(key) if key is not None else None
-                if row:
-                    below = prior if back_off < 0 else estimates[says[first + back_off]]
-                    says.append(len(estimates))
-                    estimates.append(smooth(row, below, PRIOR_STRENGTH))
-                elif back_off >= 0:
-                    says.append(says[first + back_off])
-                else:
-                    if from_prior is None:
-                        from_prior = len(estimates)
-                        estimates.append(prior)
-                    says.append(from_prior)
-        return _Answer(keys, prior, estimates, says)
-
     def _judge(self, node: str, chances: Sequence[float]) -> bool:
         """Shift trust to the experts that expected what happened; return whether another node's had to go."""
         trust = self._trust.get(node) or _even()
-        weights = [weight * p for weight, p in zip(trust, chances, strict=True)]
-        total = sum(weights)
-        self._trust[node] = [(1 - _SWITCH_RATE) * w / total + _SWITCH_RATE / NUM_EXPERTS for w in weights]
+        weights = [weight * max(p, _LEAST_P) for weight, p in zip(trust, chances, strict=True)]
+        kept = (1 - _SWITCH_RATE) / sum(weights)
+        self._trust[node] = [weight * kept + _GOES_ROUND for weight in weights]
         self._trust.move_to_end(node)
         return self._trim()
 
