@@ -25,7 +25,7 @@ class Successors:
     """Turns forecasts into expected calls.  Lives on the runtime's loop."""
 
     def __init__(self, state: State, actor: Actor, prompts: PromptWatch) -> None:
-        """Ask `prompts` what an expected call will read; tell `actor` what there is to do."""
+        """Ask `prompts` what an expected call will read; have `actor` give up what was done for others."""
         self._state = state
         self._actor = actor
         self._prompts = prompts
@@ -44,7 +44,6 @@ class Successors:
         for candidate in found:
             self.expect(candidate, thread_id, around, span, since_s=situation.started_at_s)
         self._drop_unlikely(found, span, situation.context[-1:])
-        self._actor.poke()
 
     def _drop_unlikely(self, found: Iterable[Candidate], span: OpenSpan, before: tuple[NodeId, ...]) -> None:
         """Give up what was foretold by this execution, or by the one `before` it, and has become unlikely since."""
