@@ -63,6 +63,10 @@ class CountTable:
         """Return the counts of one key; empty for a key never seen."""
         return self._rows.get(key, _EMPTY)
 
+    def rows(self, keys: Iterable[Key]) -> list[Mapping[str, float]]:
+        """Return the counts of several keys."""
+        return [self._rows.get(key, _EMPTY) for key in keys]
+
     def to_rows(self) -> list[list[object]]:
         """Return JSON-able rows, least recently used key first."""
         return [[list(key), dict(row)] for key, row in self._rows.items()]

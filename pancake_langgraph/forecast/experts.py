@@ -59,7 +59,7 @@ class _Answer:
             for row, under in zip(rows, below, strict=True):
                 p = found[under + 1]
                 if row:
-                    strength = max(PRIOR_STRENGTH, len(row))
+                    strength = _strength(row)
                     p = (row.get(target, 0.0) + strength * p) / (sum(row.values()) + strength)
                 found.append(p)
             chances += [found[number + 1] for number in seen_as]
@@ -82,7 +82,7 @@ class _Answer:
             for number in range(len(rows) - 1, -1, -1):
                 row, weight = rows[number], weights[number]
                 if row:
-                    strength = max(PRIOR_STRENGTH, len(row))
+                    strength = _strength(row)
                     per_count = weight / (sum(row.values()) + strength)
                     for target, count in row.items():
                         mixed[target] += per_count * count
@@ -149,7 +149,7 @@ class Experts:
             answer = None
         if answer is None:
             ways = ways_of(node, past)
-            answer = _Answer(ways, prior, [[table.row(key) for key in ways.keys] for table in self._tables])
+            answer = _Answer(ways, prior, [table.rows(ways.keys) for table in self._tables])
             self._answers.put(node, past, answer)
         return answer
 
@@ -213,6 +213,10 @@ def _trust_rows(rows: Iterable[Any]) -> Iterable[tuple[str, list[float]]]:
         if len(weights) != NUM_EXPERTS:
             raise ValueError(f"trust needs {NUM_EXPERTS} weights, got {len(weights)}")
         yield str(node), [float(weight) for weight in weights]
+
+
+def _strength(row: Mapping[str, float]) -> float:
+    return PRIOR_STRENGTH if len(row) <= PRIOR_STRENGTH else len(row)
 
 
 def _even() -> list[float]:

@@ -292,11 +292,11 @@ class Runtime:
         try:
             watcher = self._watcher or self._compose()
             watcher.receive(signal)
-            if isinstance(signal, Opened):
+            if type(signal) is Opened:
                 if self._knowledge is not None:
                     self._knowledge.touch(signal.graph_id)
                 self._phases.opened(signal)
-            elif isinstance(signal, Closed):
+            elif type(signal) is Closed:
                 self._phases.closed(signal)
         except Exception:  # hints fail open; counted
             level = self._state.count_bug()
