@@ -120,16 +120,19 @@ class PromptWatch:
             right = begins_with(signal.prompt, claim.full_prompt)
             book.note_resume(claim.came_from or claim.agent, agent, right=right)
 
+    def put_off(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan) -> bool:
+        """Keep a candidate for `waiting` if its node never called, as most never do; return whether that is so."""
+        if self._state.book.may_call(candidate.node, graph_id=span.opened.graph_id):
+            return False
+        self._wait(candidate, thread_id, around, span, NEVER_CALLED)
+        return True
+
     def predict(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan) -> Prediction | None:
         """Return what the next prompt of a candidate begins with.
 
         Where nothing can be said yet, it is kept for `waiting`.
         """
         node, graph_id = candidate.node, span.opened.graph_id
-        if not self._state.book.may_call(node, graph_id=graph_id):
-            if self._outlook.knows(span.root_id, around, node, graph_id=graph_id):
-                self._wait(candidate, thread_id, around, span, NEVER_CALLED)
-            return None
         known = self._outlook.known(span.root_id, around, node, num_between=candidate.steps - 1, graph_id=graph_id)
         found = self._state.book.predict(node, thread_id, known, graph_id=graph_id)
         if isinstance(found, Prediction):
@@ -164,7 +167,16 @@ class PromptWatch:
         silent = {node: waits for node, waits in level.items() if self._is_silent(waits)}
         if silent:
             self._waiting[root_id, around] = silent
-        return tuple(waits.request for node, waits in level.items() if node not in silent)
+        return tuple(
+            waits.request for node, waits in level.items() if node not in silent and self._can_be_told(waits)
+        )
+
+    def _can_be_told(self, waits: _Waiting) -> bool:
+        """Whether asking again may help; of the state around a node that has only now called all may be unknown."""
+        span, node = waits.span, waits.candidate.node
+        return waits.unknown is not NEVER_CALLED or self._outlook.knows(
+            span.root_id, waits.around, node, graph_id=span.opened.graph_id
+        )
 
     def _is_silent(self, waits: _Waiting) -> bool:
         """Whether a candidate waits because its node never called, which is still so."""

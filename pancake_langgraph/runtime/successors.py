@@ -41,8 +41,10 @@ class Successors:
             running=situation.running,
         )
         span.is_choice = sum(candidate.p_next for candidate in found if candidate.steps == 1) < MOST_FOR_A_CHOICE
+        least = self._state.settings.p_warm_min
         for candidate in found:
-            self.expect(candidate, thread_id, around, span, since_s=situation.started_at_s)
+            if candidate.p_next >= least:
+                self.expect(candidate, thread_id, around, span, since_s=situation.started_at_s)
         self._drop_unlikely(found, span, situation.context[-1:])
 
     def _drop_unlikely(self, found: Iterable[Candidate], span: OpenSpan, before: tuple[NodeId, ...]) -> None:
@@ -79,7 +81,7 @@ class Successors:
     ) -> None:
         """Expect the call of one candidate, foretold from the execution of `span`, which began at `since_s`."""
         node = candidate.node
-        if candidate.p_next < self._state.settings.p_warm_min:
+        if self._prompts.put_off(candidate, thread_id, around, span):
             return
         same_level = parent_namespace(node) == strip_task_ids(around)
         place = Place(thread_id, around if same_level else ANYWHERE, node)
@@ -146,5 +148,7 @@ class Successors:
 
     def _calls_at(self, thread_id: ThreadId, node: str) -> bool:
         """Whether a call of `node` is under way in a thread."""
-        places = (call.place for call in self._state.calls.values())
-        return any(place.node == node and place.thread_id == thread_id for place in places)
+        for call in self._state.calls.values():
+            if call.place.node == node and call.place.thread_id == thread_id:
+                return True
+        return False
