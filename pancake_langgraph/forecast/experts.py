@@ -59,7 +59,7 @@ class _Answer:
             for row, under in zip(rows, below, strict=True):
                 p = found[under + 1]
                 if row:
-                    strength = _strength(row)
+                    strength = len(row) if len(row) > PRIOR_STRENGTH else PRIOR_STRENGTH
                     p = (row.get(target, 0.0) + strength * p) / (sum(row.values()) + strength)
                 found.append(p)
             chances += [found[number + 1] for number in seen_as]
@@ -76,19 +76,21 @@ class _Answer:
         mixed: defaultdict[str, float] = defaultdict(float, dict.fromkeys(self.prior, 0.0))
         declared = 0.0
         for first, rows in zip((0, NUM_WAYS), self.counts, strict=True):
-            weights = [0.0] * (len(rows) + 1)  # the last one is for what is declared
+            weights = [0.0] * len(rows)
             for number, weight in zip(seen_as, trust[first : first + NUM_WAYS], strict=True):
                 weights[number] += weight
-            for number in range(len(rows) - 1, -1, -1):
-                row, weight = rows[number], weights[number]
+            for row, under in zip(reversed(rows), reversed(below), strict=True):
+                weight = weights.pop()
                 if row:
-                    strength = _strength(row)
+                    strength = len(row) if len(row) > PRIOR_STRENGTH else PRIOR_STRENGTH
                     per_count = weight / (sum(row.values()) + strength)
                     for target, count in row.items():
                         mixed[target] += per_count * count
                     weight = per_count * strength
-                weights[below[number]] += weight
-            declared += weights[-1]
+                if under < 0:
+                    declared += weight
+                else:
+                    weights[under] += weight
         for target, p in self.prior.items():
             mixed[target] += declared * p
         return dict(mixed)
@@ -213,10 +215,6 @@ def _trust_rows(rows: Iterable[Any]) -> Iterable[tuple[str, list[float]]]:
         if len(weights) != NUM_EXPERTS:
             raise ValueError(f"trust needs {NUM_EXPERTS} weights, got {len(weights)}")
         yield str(node), [float(weight) for weight in weights]
-
-
-def _strength(row: Mapping[str, float]) -> float:
-    return PRIOR_STRENGTH if len(row) <= PRIOR_STRENGTH else len(row)
 
 
 def _even() -> list[float]:
