@@ -148,7 +148,5 @@ class Successors:
 
     def _calls_at(self, thread_id: ThreadId, node: str) -> bool:
         """Whether a call of `node` is under way in a thread."""
-        for call in self._state.calls.values():
-            if call.place.node == node and call.place.thread_id == thread_id:
-                return True
-        return False
+        places = (call.place for call in self._state.calls.values())
+        return any(place.node == node and place.thread_id == thread_id for place in places)
