@@ -167,9 +167,7 @@ class PromptWatch:
         silent = {node: waits for node, waits in level.items() if self._is_silent(waits)}
         if silent:
             self._waiting[root_id, around] = silent
-        return tuple(
-            waits.request for node, waits in level.items() if node not in silent and self._can_be_told(waits)
-        )
+        return tuple(waits.request for node, waits in level.items() if node not in silent and self._can_be_told(waits))
 
     def _can_be_told(self, waits: _Waiting) -> bool:
         """Whether asking again may help; of the state around a node that has only now called all may be unknown."""
