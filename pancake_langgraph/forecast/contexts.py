@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from pancake_langgraph.topology.graph import START
 
@@ -41,6 +43,34 @@ def keys_of(node: str, context: Sequence[str]) -> tuple[Key | None, ...]:
     if caller is not None:
         by_caller = [(_CALLER, caller, node), (_CALLER, caller, lap, node)]
     return (*orders, *by_round, *by_caller)
+
+
+class Ways(NamedTuple):
+    """The ways of looking that apply after one past.
+
+    `keys` are theirs, the most general one first, and `below` has for each the number of the one that it falls back to.
+    `seen_as` has for each of all ways the number of the one that stands for it: itself, or what it falls back to where
+    it does not apply.  -1 is what the graph declares.
+    """
+
+    keys: tuple[Key, ...]
+    below: tuple[int, ...]
+    seen_as: tuple[int, ...]
+
+
+@lru_cache(maxsize=512)
+def ways_of(node: str, context: tuple[str, ...]) -> Ways:
+    """Return the ways of looking at `node` after `context` (oldest first)."""
+    keys: list[Key] = []
+    below: list[int] = []
+    seen_as: list[int] = []
+    for key, back_off in zip(keys_of(node, context), BACK_OFF, strict=True):
+        under = -1 if back_off < 0 else seen_as[back_off]
+        seen_as.append(under if key is None else len(keys))
+        if key is not None:
+            keys.append(key)
+            below.append(under)
+    return Ways(tuple(keys), tuple(below), tuple(seen_as))
 
 
 def _since_entry(node: str, context: Sequence[str]) -> tuple[int, str | None]:

@@ -55,13 +55,17 @@ class CountTable:
         if len(row) > 1:
             for other in [t for t, count in row.items() if count < _NEGLIGIBLE]:
                 del row[other]
-        if len(row) > self._max_targets:
-            del row[min((t for t in row if t != target), key=lambda t: (row[t], t))]
+            if len(row) > self._max_targets:
+                del row[min((t for t in row if t != target), key=lambda t: (row[t], t))]
         return is_full
 
     def row(self, key: Key) -> Mapping[str, float]:
         """Return the counts of one key; empty for a key never seen."""
         return self._rows.get(key, _EMPTY)
+
+    def rows(self, keys: Iterable[Key]) -> list[Mapping[str, float]]:
+        """Return the counts of several keys."""
+        return [self._rows.get(key, _EMPTY) for key in keys]
 
     def to_rows(self) -> list[list[object]]:
         """Return JSON-able rows, least recently used key first."""
@@ -100,7 +104,8 @@ def smooth(row: Mapping[str, float], below: Mapping[str, float], strength: float
     """
     if not row:
         return below
-    strength = max(strength, float(len(row)))
+    if len(row) > strength:
+        strength = float(len(row))
     total = sum(row.values()) + strength
     blended = {target: strength * p / total for target, p in below.items()}
     for target, count in row.items():

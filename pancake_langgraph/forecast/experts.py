@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pancake_langgraph.forecast.answers import Answers
-from pancake_langgraph.forecast.contexts import BACK_OFF, NUM_WAYS, keys_of
-from pancake_langgraph.forecast.counts import CountTable, smooth
+from pancake_langgraph.forecast.contexts import NUM_WAYS, Ways, ways_of
+from pancake_langgraph.forecast.counts import CountTable
 
 #: Observations that an expert's fall-back is worth.
 PRIOR_STRENGTH = 1.0
 NUM_EXPERTS = 2 * NUM_WAYS
 _SWITCH_RATE = 0.01
+_GOES_ROUND = _SWITCH_RATE / NUM_EXPERTS
 _LEAST_P = 1e-4
 _CERTAIN = 1.0
 #: Pasts for which the answers of all experts are kept at once.
@@ -38,15 +39,61 @@ class Memory:
 
 @dataclass(slots=True)
 class _Answer:
-    """What each expert says after one past, by what the graph declares; `shares` is the mixture, once asked for.
+    """What was counted after one past, by each memory in all `ways` of looking that apply, and what the graph declares.
 
-    `keys` are the ways of looking at that past.
+    An expert blends its counts with what the way says that it falls back to (see `smooth`).  `shares` is the mixture of
+    all experts, once asked for.
     """
 
-    keys: Sequence[tuple[str, ...] | None]
+    ways: Ways
     prior: Mapping[str, float]
-    estimates: Sequence[Mapping[str, float]]
+    counts: Sequence[Sequence[Mapping[str, float]]]
     shares: Mapping[str, float] | None = None
+
+    def chances(self, target: str) -> list[float]:
+        """Return the chance of a target by each expert."""
+        _, below, seen_as = self.ways
+        chances: list[float] = []
+        for rows in self.counts:
+            found = [self.prior.get(target, 0.0)]  # of the way before the first, which is what is declared
+            for row, under in zip(rows, below, strict=True):
+                p = found[under + 1]
+                if row:
+                    strength = len(row) if len(row) > PRIOR_STRENGTH else PRIOR_STRENGTH
+                    p = (row.get(target, 0.0) + strength * p) / (sum(row.values()) + strength)
+                found.append(p)
+            chances += [found[number + 1] for number in seen_as]
+        return chances
+
+    def mixed(self, trust: Sequence[float]) -> Mapping[str, float]:
+        """Return what the experts say together, each trusted so much.
+
+        What of the trust in an expert is not for its counts goes to the way that it falls back to.
+        """
+        if not any(rows[0] for rows in self.counts):
+            return self.prior  # the node was never seen
+        _, below, seen_as = self.ways
+        mixed: defaultdict[str, float] = defaultdict(float, dict.fromkeys(self.prior, 0.0))
+        declared = 0.0
+        for first, rows in zip((0, NUM_WAYS), self.counts, strict=True):
+            weights = [0.0] * len(rows)
+            for number, weight in zip(seen_as, trust[first : first + NUM_WAYS], strict=True):
+                weights[number] += weight
+            for row, under in zip(reversed(rows), reversed(below), strict=True):
+                weight = weights.pop()
+                if row:
+                    strength = len(row) if len(row) > PRIOR_STRENGTH else PRIOR_STRENGTH
+                    per_count = weight / (sum(row.values()) + strength)
+                    for target, count in row.items():
+                        mixed[target] += per_count * count
+                    weight = per_count * strength
+                if under < 0:
+                    declared += weight
+                else:
+                    weights[under] += weight
+        for target, p in self.prior.items():
+            mixed[target] += declared * p
+        return dict(mixed)
 
 
 class Experts:
@@ -71,15 +118,15 @@ class Experts:
 
         Return whether something about other nodes had to go for it.
         """
-        keys: Sequence[tuple[str, ...] | None] = ((node,),)
+        keys: Sequence[tuple[str, ...]] = ((node,),)
         is_full = False
         if not (self._is_settled(node, prior) and target in prior):
             answer = self._answer(node, context, prior)
-            keys = answer.keys
-            is_full = self._judge(node, [estimate.get(target, 0.0) for estimate in answer.estimates])
+            keys = answer.ways.keys
+            is_full = self._judge(node, answer.chances(target))
         for table in self._tables:
             for key in reversed(keys):  # the most general one last: it is then the youngest, and kept longest
-                if key is not None and table.observe(key, target):
+                if table.observe(key, target):
                     is_full = True
         if is_full:
             self._answers.clear()
@@ -93,41 +140,24 @@ class Experts:
             return prior
         answer = self._answer(node, context, prior)
         if answer.shares is None:
-            answer.shares = self._mix(node, answer.estimates)
+            answer.shares = answer.mixed(self._trust.get(node) or _even())
         return answer.shares
 
     def _answer(self, node: str, context: Sequence[str], prior: Mapping[str, float]) -> _Answer:
         past = tuple(context)
         answer = self._answers.get(node, past)
+        if answer is not None and answer.prior is not prior:  # the graph was read anew
+            self._answers.forget(node)
+            answer = None
         if answer is None:
-            keys = keys_of(node, past)
-            answer = _Answer(keys, prior, self._estimates(keys, prior))
+            ways = ways_of(node, past)
+            answer = _Answer(ways, prior, [table.rows(ways.keys) for table in self._tables])
             self._answers.put(node, past, answer)
-        elif answer.prior is not prior:
-            answer.prior, answer.estimates, answer.shares = prior, self._estimates(answer.keys, prior), None
         return answer
 
     def _is_settled(self, node: str, prior: Mapping[str, float]) -> bool:
         """Whether one target is declared as the only one, and nothing else was ever seen: then the past is no help."""
         return len(prior) == 1 and _CERTAIN in prior.values() and self._tables[0].row((node,)).keys() <= prior.keys()
-
-    def _mix(self, node: str, estimates: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-        trust = self._trust.get(node) or _even()
-        # Experts that have seen nothing here say what their fall-back says: they share one object.
-        weights: dict[int, float] = {}
-        distinct: dict[int, Mapping[str, float]] = {}
-        for weight, estimate in zip(trust, estimates, strict=True):
-            name = id(estimate)
-            weights[name] = weights.get(name, 0.0) + weight
-            distinct[name] = estimate
-        if len(distinct) == 1:
-            return next(iter(distinct.values()))
-        mixed: dict[str, float] = {}
-        for name, estimate in distinct.items():
-            weight = weights[name]
-            for target, share in estimate.items():
-                mixed[target] = mixed.get(target, 0.0) + weight * share
-        return mixed
 
     def to_rows(self) -> dict[str, Any]:
         """Return all that was learnt as a JSON-able value."""
@@ -164,23 +194,12 @@ class Experts:
             self._trust[node] = [(a + b) / 2 for a, b in zip(own, weights, strict=True)] if own else weights
         self._trim()
 
-    def _estimates(
-        self, keys: Sequence[tuple[str, ...] | None], prior: Mapping[str, float]
-    ) -> list[Mapping[str, float]]:
-        estimates: list[Mapping[str, float]] = []
-        for table in self._tables:
-            first = len(estimates)
-            for key, back_off in zip(keys, BACK_OFF, strict=True):
-                below = prior if back_off < 0 else estimates[first + back_off]
-                estimates.append(below if key is None else smooth(table.row(key), below, PRIOR_STRENGTH))
-        return estimates
-
     def _judge(self, node: str, chances: Sequence[float]) -> bool:
         """Shift trust to the experts that expected what happened; return whether another node's had to go."""
         trust = self._trust.get(node) or _even()
         weights = [weight * max(p, _LEAST_P) for weight, p in zip(trust, chances, strict=True)]
-        total = sum(weights)
-        self._trust[node] = [(1 - _SWITCH_RATE) * w / total + _SWITCH_RATE / NUM_EXPERTS for w in weights]
+        kept = (1 - _SWITCH_RATE) / sum(weights)
+        self._trust[node] = [weight * kept + _GOES_ROUND for weight in weights]
         self._trust.move_to_end(node)
         return self._trim()
 

@@ -60,7 +60,7 @@ def look_ahead(
             if steps < horizon_steps and p_next >= _P_MIN and len(found) < _MAX_CANDIDATES:
                 behind = path if before is None else (*path, before.target)
                 onward = exits_of(exit_.target, behind).values()
-                following.extend((exit_, then, behind, p_next * then.p_next) for then in onward)
+                following += [(exit_, then, behind, p_next * then.p_next) for then in onward]
         if len(following) > 1:
             following.sort(key=lambda way: -way[3])
         frontier = following[:_MAX_CANDIDATES]

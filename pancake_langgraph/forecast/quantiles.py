@@ -116,6 +116,7 @@ class Durations:
 
 def _at(ordered: list[float], fraction: float) -> float:
     position = fraction * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    below = int(position)
+    if below == position:
+        return ordered[below]
+    return ordered[below] + (ordered[below + 1] - ordered[below]) * (position - below)

@@ -260,12 +260,27 @@ class TopologyPrior:
         self, graph_id: str, node: str, target: str, p_next: float, reason: str, running: Sequence[str] = ()
     ) -> Exit:
         """Return a way out of `node` with its steps and waiting time."""
-        wait, steps = self.node_seconds(graph_id, node), 1
+        return self._leave_after(self.node_seconds(graph_id, node), graph_id, node, target, p_next, reason, running)
+
+    def _leave_after(
+        self,
+        wait: Quantiles | None,
+        graph_id: str,
+        node: str,
+        target: str,
+        p_next: float,
+        reason: str,
+        running: Sequence[str],
+    ) -> Exit:
+        """Return a way out of `node`, which takes `wait` where `target` waits for nothing else."""
+        steps = 1
         if self._waits(graph_id, target):
             key = _key("wait", graph_id, f"{node}{_SEPARATOR}{target}")
             wait = self._durations.quantiles(key) or wait
             steps = self._arrivals[graph_id].steps(node, target, running)
-        return _timed(Exit(target, p_next, steps, None, reason), wait)
+        if wait is None:
+            return Exit(target, p_next, steps, None, reason)
+        return Exit(target, p_next, steps, wait.p50_s, reason, wait.p50_s - wait.p10_s, wait.p90_s - wait.p50_s)
 
     def _exits(
         self, graph_id: str, node: str, context: tuple[str, ...], running: Sequence[str] = ()
@@ -287,8 +302,9 @@ class TopologyPrior:
         needs = self._needs(graph_id, node)
         if needs:
             chances = lift_exits(chances, needs, self._times_seen(graph_id, node))
+        wait, reasons = self.node_seconds(graph_id, node), exits.reasons
         found = {
-            target: self._leave(graph_id, node, target, p_next, exits.reasons.get(target, LEARNT), running)
+            target: self._leave_after(wait, graph_id, node, target, p_next, reasons.get(target, LEARNT), running)
             for target, p_next in chances.items()
         }
         return mark_needs(found, needs, after=node) if needs else found

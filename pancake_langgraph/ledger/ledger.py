@@ -62,7 +62,7 @@ class Ledger:
             InvariantError: if an action is planned twice, or settled without being open.
         """
         with self._lock:
-            if isinstance(event, ActionRecorded):
+            if type(event) is ActionRecorded:
                 self._count(event)
             self._events.append(event)
             self._appended += 1

@@ -15,6 +15,7 @@ from langchain_core.messages import (
     BaseMessage,
     HumanMessage,
     SystemMessage,
+    ToolCall,
     ToolMessage,
     convert_to_messages,
 )
@@ -38,6 +39,8 @@ _JSON_NODES: Final = 500
 _PLAIN_ROLES: Final = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system"}
 REASONING_KEYS: Final = ("reasoning_content", "reasoning")
 _REASONING: Final = frozenset(REASONING_KEYS)
+#: `json.dumps` would make such an encoder each time.
+_arguments = json.JSONEncoder(ensure_ascii=False).encode
 #: Stands for a message that has no wire form; it equals no message of any prompt.
 NO_FORM: Final[WireObject] = {}
 
@@ -162,9 +165,27 @@ def _plain_form(message: BaseMessage) -> WireObject | None:
     if role is None or not isinstance(message.content, str) or message.name or message.additional_kwargs:
         return None
     stored = vars(message)
-    if stored.get("tool_calls") or stored.get("invalid_tool_calls"):
+    if stored.get("invalid_tool_calls"):
         return None
+    if calls := stored.get("tool_calls"):
+        wired = _wired_calls(calls)
+        return None if wired is None else {"role": role, "tool_calls": wired, "content": message.content or None}
     return {"role": role, "content": message.content}
+
+
+def _wired_calls(calls: Sequence[ToolCall]) -> list[WireObject] | None:
+    """Return tool calls as they are sent; `None` for arguments that are no JSON."""
+    try:
+        return [
+            {
+                "type": "function",
+                "id": call["id"],
+                "function": {"name": call["name"], "arguments": _arguments(call["args"])},
+            }
+            for call in calls
+        ]
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def as_messages(value: object) -> list[BaseMessage] | None:

@@ -44,18 +44,21 @@ class Actor:
         self._times = ActionTimes()
         self.hints = HintDesk(state)
         self._alarm: asyncio.TimerHandle | None = None
+        self._soon: asyncio.TimerHandle | None = None
         self._inflight = 0
         self._evaluating = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def poke(self) -> None:
-        """Ask for an evaluation."""
-        self._wake.set()
+        """Ask for an evaluation; where nothing is expected there is nothing to evaluate."""
+        if self._soon is None and len(self._state.expectations):
+            self._soon = asyncio.get_running_loop().call_later(COALESCE_S, self._look)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is under way and no evaluation is asked for."""
-        return self._inflight == 0 and not self._evaluating and not self._wake.is_set()
+        is_asked = self._soon is not None or self._wake.is_set()
+        return self._inflight == 0 and not self._evaluating and not is_asked
 
     @property
     def is_working(self) -> bool:
@@ -64,8 +67,9 @@ class Actor:
 
     async def stop(self) -> None:
         """Cancel every request under way, also those whose call has come, and wait for their ends."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        for timer in (self._alarm, self._soon):
+            if timer is not None:
+                timer.cancel()
         for task in self._tasks:
             task.cancel("runtime closed")
         if self._tasks:
@@ -76,7 +80,6 @@ class Actor:
         """Evaluate whenever poked, until cancelled."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(COALESCE_S)
             self._wake.clear()
             self._evaluating = failed = True
             try:
@@ -137,16 +140,22 @@ class Actor:
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
+    def _look(self) -> None:
+        """Evaluate now what was poked for.  No task is woken for an engine that nothing can be asked of."""
+        self._soon = None
+        resolved = self._state.resolved
+        if resolved is None:
+            return
+        if resolved.warm:
+            self._wake.set()
+            return
+        for expectation in self._state.expectations:
+            self._refuse(expectation, ActionKind.WARM, resolved.reasons[0] if resolved.reasons else "no warm-ups")
+
     async def _evaluate(self) -> None:
         state = self._state
         resolved = state.resolved
-        if resolved is None:
-            return
-        if not resolved.warm:
-            for expectation in state.expectations:
-                self._refuse(expectation, ActionKind.WARM, resolved.reasons[0] if resolved.reasons else "no warm-ups")
-            return
-        if not state.engine_breaker.may_try():
+        if resolved is None or not state.engine_breaker.may_try():
             return
         for expectation in state.expectations:
             if not expectation.busy:

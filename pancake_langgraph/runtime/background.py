@@ -17,6 +17,8 @@ _Item = TypeVar("_Item")
 _STOP_TIMEOUT_S = 5.0
 #: How long items may wait that come right behind others; short beside what is done about them.
 LOOK_AGAIN_S: Final = 0.003
+#: From so many items on that wait, it is asked whether the loop that shall look at them is still there.
+MANY_ITEMS: Final = 256
 _CLOSED = "the runtime is closed (or was started before a fork); make a new one, or attach again"
 
 
@@ -142,12 +144,13 @@ class Mailbox(Generic[_Item]):
         self._is_awake = False
 
     def put(self, item: _Item) -> None:
-        """Hand over one item; returns at once.  Where the loop was stopped it is thrown away."""
-        if self._background.is_gone:
-            self._items.clear()
-            return
+        """Hand over one item; returns at once.  Where the loop is gone it is thrown away, if only with later ones."""
         self._items.append(item)
-        if not self._is_awake:
+        if self._is_awake and len(self._items) < MANY_ITEMS:
+            return
+        if self._background.is_gone:  # this asks the system for the process's id: not with every item
+            self._items.clear()
+        elif not self._is_awake:
             self._is_awake = True
             try:
                 self._background.call(self._look)

@@ -122,7 +122,8 @@ class RuntimeHandler(GraphCallbackHandler):
         node_id = self._steps.pop(run_id, None) or (run_id if self._nodes.pop(run_id, None) is not None else None)
         if node_id is not None and (names := names_chosen(outputs)):
             self._post(Decided(self._clock.now_s(), node_id, names))
-        self._end(run_id, SpanStatus.OK, updates=self._seen(updates_of, outputs) or ())
+        if run_id in self._open:
+            self._end(run_id, SpanStatus.OK, updates=self._seen(updates_of, outputs) or ())
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         """Report that a graph stopped and may go on later, which its end does not tell."""

@@ -15,7 +15,7 @@ from pancake_langgraph.plan.compiling import Learnt, compile_plan
 from pancake_langgraph.plan.declared import read_phases
 from pancake_langgraph.plan.habits import AnswerHabits
 from pancake_langgraph.prompts import strip_task_ids
-from pancake_langgraph.runtime.signals import Closed, Opened, Signal
+from pancake_langgraph.runtime.signals import Closed, Opened
 from pancake_langgraph.topology import read_topology
 
 _MAX_OPEN_CALLS = 4096
@@ -24,7 +24,7 @@ _MAX_OPEN_CALLS = 4096
 class PhaseWatch:
     """Learns from model calls whether a node decides or writes.
 
-    `receive` is called on the runtime's loop only; `plan` is thread-safe.  Bounded in calls and in nodes.
+    `opened` and `closed` are called on the runtime's loop only; `plan` is thread-safe.  Bounded in calls and in nodes.
     """
 
     def __init__(self, forecaster: Forecaster) -> None:
@@ -38,19 +38,19 @@ class PhaseWatch:
         """Calls whose answer is waited for."""
         return len(self._calls)
 
-    def receive(self, signal: Signal) -> None:
-        """Take in one signal; all but starts and ends of model calls inside a read graph are of no interest."""
-        if isinstance(signal, Opened):
-            if signal.kind is not SpanKind.CALL or not signal.graph_id:
-                return
-            if node := strip_task_ids(signal.checkpoint_ns):
-                self._calls[signal.run_id] = signal.graph_id, node
-                if len(self._calls) > _MAX_OPEN_CALLS:
-                    self._calls.popitem(last=False)
-        elif isinstance(signal, Closed) and (found := self._calls.pop(signal.run_id, None)) is not None:
-            answer = signal.answer
-            if signal.status is SpanStatus.OK and answer is not None:
-                self._habits.observe(*found, num_tool_calls=len(answer.tool_calls), num_chars=_num_chars(answer))
+    def opened(self, signal: Opened) -> None:
+        """Take in a start; all but model calls inside a read graph are of no interest."""
+        if signal.kind is SpanKind.CALL and signal.graph_id and (node := strip_task_ids(signal.checkpoint_ns)):
+            self._calls[signal.run_id] = signal.graph_id, node
+            if len(self._calls) > _MAX_OPEN_CALLS:
+                self._calls.popitem(last=False)
+
+    def closed(self, signal: Closed) -> None:
+        """Take in an end; only that of a call which was seen to start and has an answer tells anything."""
+        found = self._calls.pop(signal.run_id, None) if self._calls else None
+        answer = signal.answer
+        if found is not None and signal.status is SpanStatus.OK and answer is not None:
+            self._habits.observe(*found, num_tool_calls=len(answer.tool_calls), num_chars=_num_chars(answer))
 
     def plan(self, graph: object) -> CompiledPlan:
         """Compile the plan of a graph with what was learnt about it.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
 
-from pancake_langgraph._types import ActionKind, AgentKey, Candidate, Prompt, ThreadId
+from pancake_langgraph._types import ActionKind, AgentKey, Candidate, NodeId, Prompt, ThreadId
 from pancake_langgraph.prompts import Prediction, Unknown, begins_with, strip_task_ids
 from pancake_langgraph.prompts.book import NEVER_CALLED
 from pancake_langgraph.prompts.fields import sends_reasoning, without_reasoning
@@ -20,6 +21,11 @@ from pancake_langgraph.runtime.expectations import ANYWHERE, Cause, Expectation
 from pancake_langgraph.runtime.signals import Closed, Opened, Requested
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import Call, State
+
+#: Candidates of one level that wait for their prompts.
+MAX_WAITING: Final = 64
+#: States of one expected call that are kept until its prompt is told.
+MAX_KNOWN: Final = 8
 
 
 class _Waiting(NamedTuple):
@@ -37,15 +43,28 @@ class _Waiting(NamedTuple):
         return self.candidate, self.thread_id, self.around, self.span
 
 
+class _Due(NamedTuple):
+    """An expected call whose prompt is to be told anew, and what became known of its state meanwhile, newest last."""
+
+    expectation: Expectation
+    graph_id: str
+    known: list[Known]
+
+
 class PromptWatch:
-    """Knows which state each run is in, and what its next prompts begin with.  Lives on the runtime's loop."""
+    """Knows which state each run is in, and what its next prompts begin with.  Lives on the runtime's loop.
+
+    Prompts of calls that are expected already are told anew in `catch_up` only, from the newest state: several nodes
+    may start and end before anybody looks.
+    """
 
     def __init__(self, state: State) -> None:
         """Teach and ask the book of `state`."""
         self._state = state
         self._outlook = Outlook(max_levels=state.settings.max_contexts)
         self._told: OrderedDict[str, str] = OrderedDict()
-        self._waiting: OrderedDict[tuple[UUID, str], _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[tuple[UUID, str], dict[NodeId, _Waiting]] = OrderedDict()
+        self._due: dict[int, _Due] = {}
 
     def run_started(self, opened: Opened) -> None:
         """Take in the input of a run."""
@@ -101,16 +120,19 @@ class PromptWatch:
             right = begins_with(signal.prompt, claim.full_prompt)
             book.note_resume(claim.came_from or claim.agent, agent, right=right)
 
+    def put_off(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan) -> bool:
+        """Keep a candidate for `waiting` if its node never called, as most never do; return whether that is so."""
+        if self._state.book.may_call(candidate.node, graph_id=span.opened.graph_id):
+            return False
+        self._wait(candidate, thread_id, around, span, NEVER_CALLED)
+        return True
+
     def predict(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan) -> Prediction | None:
         """Return what the next prompt of a candidate begins with.
 
         Where nothing can be said yet, it is kept for `waiting`.
         """
         node, graph_id = candidate.node, span.opened.graph_id
-        if not self._state.book.may_call(node, graph_id=graph_id):
-            if self._outlook.knows(span.root_id, around, node, graph_id=graph_id):
-                self._wait(candidate, thread_id, around, span, NEVER_CALLED)
-            return None
         known = self._outlook.known(span.root_id, around, node, num_between=candidate.steps - 1, graph_id=graph_id)
         found = self._state.book.predict(node, thread_id, known, graph_id=graph_id)
         if isinstance(found, Prediction):
@@ -125,21 +147,43 @@ class PromptWatch:
         self._wait(candidate, thread_id, around, span, Unknown("its present turn has not ended", seen=False))
 
     def _wait(self, candidate: Candidate, thread_id: ThreadId, around: str, span: OpenSpan, unknown: Unknown) -> None:
-        self._waiting[span.root_id, f"{around}|{candidate.node}"] = _Waiting(
-            candidate, thread_id, around, span, unknown
-        )
-        while len(self._waiting) > self._state.settings.max_contexts:
-            self._waiting.popitem(last=False)
+        level = self._waiting.get((span.root_id, around))
+        if level is None:
+            level = self._waiting[span.root_id, around] = {}
+            if len(self._waiting) > self._state.settings.max_contexts:
+                self._waiting.popitem(last=False)
+        level[candidate.node] = _Waiting(candidate, thread_id, around, span, unknown)
+        if len(level) > MAX_WAITING:
+            del level[next(iter(level))]
 
     def waiting(self, root_id: UUID, around: str) -> tuple[tuple[Candidate, ThreadId, str, OpenSpan], ...]:
-        """Take out the candidates of a level whose prompts could not be told before; more is known now."""
-        keys = [key for key, waits in self._waiting.items() if key[0] == root_id and waits.around == around]
-        return tuple(self._waiting.pop(key).request for key in keys)
+        """Take out the candidates of a level whose prompts could not be told before; more is known now.
+
+        Those of nodes that still never called wait on: no state tells what they will read.
+        """
+        level = self._waiting.pop((root_id, around), None)
+        if level is None:
+            return ()
+        silent = {node: waits for node, waits in level.items() if self._is_silent(waits)}
+        if silent:
+            self._waiting[root_id, around] = silent
+        return tuple(waits.request for node, waits in level.items() if node not in silent and self._can_be_told(waits))
+
+    def _can_be_told(self, waits: _Waiting) -> bool:
+        """Whether asking again may help; of the state around a node that has only now called all may be unknown."""
+        span, node = waits.span, waits.candidate.node
+        return waits.unknown is not NEVER_CALLED or self._outlook.knows(
+            span.root_id, waits.around, node, graph_id=span.opened.graph_id
+        )
+
+    def _is_silent(self, waits: _Waiting) -> bool:
+        """Whether a candidate waits because its node never called, which is still so."""
+        node, graph_id = waits.candidate.node, waits.span.opened.graph_id
+        return waits.unknown is NEVER_CALLED and not self._state.book.may_call(node, graph_id=graph_id)
 
     def _level_moved_on(self, root_id: UUID, around: str) -> None:
         """Give up the candidates of a level: the next node has started.  The ledger gets the reasons."""
-        for key in [key for key, waits in self._waiting.items() if key[0] == root_id and waits.around == around]:
-            waits = self._waiting.pop(key)
+        for waits in self._waiting.pop((root_id, around), {}).values():
             self._tell(waits.candidate.node, waits.thread_id, waits.unknown)
 
     def refresh(self, expectation: Expectation, around: str, graph_id: str) -> None:
@@ -154,13 +198,36 @@ class PromptWatch:
     def _foretell(self, expectation: Expectation, known: Known, graph_id: str) -> None:
         if expectation.busy or expectation.claimed:
             return
-        is_resume = expectation.cause is Cause.RESUME
-        if is_resume and expectation.base_ids is not None:
+        if expectation.cause is Cause.RESUME and expectation.base_ids is not None:
             return  # it reads on behind what it has read
-        place, agent = expectation.place, expectation.agent if is_resume else None
-        found = self._state.book.predict(place.node, place.thread_id, known, graph_id=graph_id, agent=agent)
-        if isinstance(found, Prediction):
-            expectation.foretell(found)
+        due = self._due.get(id(expectation))
+        if due is None:
+            due = self._due[id(expectation)] = _Due(expectation, graph_id, [])
+        due.known.append(known)
+        if len(due.known) >= MAX_KNOWN:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Tell the prompts of expected calls from what has become known of their states.
+
+        To be called before anything is learnt about prompts, and before anybody reads what is expected.
+        """
+        if not self._due:
+            return
+        due, self._due = self._due, {}
+        for expectation, graph_id, known in due.values():
+            if expectation in self._state.expectations:
+                self._foretell_by(expectation, reversed(known), graph_id)
+
+    def _foretell_by(self, expectation: Expectation, states: Iterable[Known], graph_id: str) -> None:
+        """Take the first of several states that says what is read."""
+        place = expectation.place
+        agent = expectation.agent if expectation.cause is Cause.RESUME else None
+        for known in states:
+            found = self._state.book.predict(place.node, place.thread_id, known, graph_id=graph_id, agent=agent)
+            if isinstance(found, Prediction):
+                expectation.foretell(found)
+                return
 
     def resume_prompt(self, call: Call, answer: AIMessage) -> tuple[AgentKey, Prompt, Prompt] | None:
         """Return who comes back, what he will read, and all that he would read if nothing was trimmed.

@@ -31,7 +31,7 @@ from pancake_langgraph.runtime.handler import RuntimeHandler
 from pancake_langgraph.runtime.knowledge import Knowledge
 from pancake_langgraph.runtime.phases import PhaseWatch
 from pancake_langgraph.runtime.retrievals import RetrievalWatch
-from pancake_langgraph.runtime.signals import Opened, Requested, Routed, Signal
+from pancake_langgraph.runtime.signals import Closed, Opened, Requested, Routed, Signal
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.runtime.tier_watch import TierWatch
 from pancake_langgraph.runtime.watcher import Watcher
@@ -295,9 +295,12 @@ class Runtime:
         try:
             watcher = self._watcher or self._compose()
             watcher.receive(signal)
-            if self._knowledge is not None and isinstance(signal, Opened):
-                self._knowledge.touch(signal.graph_id)
-            self._phases.receive(signal)
+            if type(signal) is Opened:
+                if self._knowledge is not None:
+                    self._knowledge.touch(signal.graph_id)
+                self._phases.opened(signal)
+            elif type(signal) is Closed:
+                self._phases.closed(signal)
             self._retrievals.receive(signal)
         except Exception:  # hints fail open; counted
             level = self._state.count_bug()

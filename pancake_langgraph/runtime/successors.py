@@ -25,7 +25,7 @@ class Successors:
     """Turns forecasts into expected calls.  Lives on the runtime's loop."""
 
     def __init__(self, state: State, actor: Actor, prompts: PromptWatch) -> None:
-        """Ask `prompts` what an expected call will read; tell `actor` what there is to do."""
+        """Ask `prompts` what an expected call will read; have `actor` give up what was done for others."""
         self._state = state
         self._actor = actor
         self._prompts = prompts
@@ -41,10 +41,11 @@ class Successors:
             running=situation.running,
         )
         span.is_choice = sum(candidate.p_next for candidate in found if candidate.steps == 1) < MOST_FOR_A_CHOICE
+        least = self._state.settings.p_warm_min
         for candidate in found:
-            self.expect(candidate, thread_id, around, span, since_s=situation.started_at_s)
+            if candidate.p_next >= least:
+                self.expect(candidate, thread_id, around, span, since_s=situation.started_at_s)
         self._drop_unlikely(found, span, situation.context[-1:])
-        self._actor.poke()
 
     def _drop_unlikely(self, found: Iterable[Candidate], span: OpenSpan, before: tuple[NodeId, ...]) -> None:
         """Give up what was foretold by this execution, or by the one `before` it, and has become unlikely since."""
@@ -80,7 +81,7 @@ class Successors:
     ) -> None:
         """Expect the call of one candidate, foretold from the execution of `span`, which began at `since_s`."""
         node = candidate.node
-        if candidate.p_next < self._state.settings.p_warm_min:
+        if self._prompts.put_off(candidate, thread_id, around, span):
             return
         same_level = parent_namespace(node) == strip_task_ids(around)
         place = Place(thread_id, around if same_level else ANYWHERE, node)

@@ -57,6 +57,7 @@ class Watcher:
         self._successors = Successors(state, actor, self._prompts)
         self._trails = Trails(state.forecaster, state.topologies, max_runs=state.settings.max_contexts)
         self._writing: UUID | None = None
+        self._has_news = False
         self._receivers: dict[type[Signal], Callable[[Any], None]] = {
             Opened: self._opened,
             Requested: self._requested,
@@ -73,11 +74,19 @@ class Watcher:
     def receive(self, signal: Signal) -> None:
         """Take in one signal."""
         if self._writing is not None and type(signal) not in _QUIET:
-            self.settle()
+            self._read_what_is_written()
         self._receivers[type(signal)](signal)
 
     def settle(self) -> None:
-        """Foretell anew where a call leads that has written something since: once, however much that was."""
+        """Foretell anew what the signals since the last time have changed: once, however many those were."""
+        self._read_what_is_written()
+        self._prompts.catch_up()
+        if self._has_news:
+            self._has_news = False
+            self._actor.poke()
+
+    def _read_what_is_written(self) -> None:
+        """Foretell anew where a call leads that has written something since."""
         if (call_id := self._writing) is None:
             return
         self._writing = None
@@ -87,6 +96,7 @@ class Watcher:
         situation = self._trails.situation(span.root_id, span.opened.checkpoint_ns)
         if situation is not None:
             self._successors.foretell(situation, call.graph_id, call.place.thread_id, call.place.around, span)
+            self._has_news = True
 
     # -- starts ---------------------------------------------------------------------------------------------------
 
@@ -105,6 +115,7 @@ class Watcher:
             if not signal.is_resumed:
                 start = Situation(START, (), (), signal.at_s)
                 self._successors.foretell(start, _graph_id(signal), _thread_of(signal, span), "", span)
+                self._has_news = True
 
     def _node_started(self, signal: Opened, span: OpenSpan) -> None:
         node = NodeId(strip_task_ids(signal.checkpoint_ns) or signal.name)
@@ -114,6 +125,7 @@ class Watcher:
             self._successors.drop_dead_branches(node, around, span, situation.context[-1:])
         self._prompts.node_started(signal, span)
         self._successors.foretell(situation, _graph_id(signal), _thread_of(signal, span), around, span)
+        self._has_news = True
 
     def _tool_started(self, signal: Opened) -> None:
         """An agent pauses: say when it may come back."""
@@ -126,7 +138,7 @@ class Watcher:
                     continue
                 eta_at_s = signal.at_s + quantiles.p50_s
                 expectation.eta_at_s = max(expectation.eta_at_s or eta_at_s, eta_at_s)
-        self._actor.poke()
+        self._has_news = True
 
     def _routed(self, signal: Routed) -> None:
         """The next nodes are stored: no guess any more, also while sibling tasks of the step still work."""
@@ -138,7 +150,7 @@ class Watcher:
             node = NodeId(f"{level}|{name}" if level else name)
             certain = Candidate(node=node, p_next=1.0, steps=1, eta_s=None, reason="stored by the saver")
             self._successors.expect(certain, signal.thread_id, signal.checkpoint_ns, span)
-        self._actor.poke()
+        self._has_news = True
 
     # -- model calls ----------------------------------------------------------------------------------------------
 
@@ -146,6 +158,7 @@ class Watcher:
         span = self._state.spans.get(signal.run_id)
         if span is None or signal.run_id in self._state.calls:
             return
+        self._prompts.catch_up()
         opened = span.opened
         thread_id = _thread_of(opened, span)
         agent = self._state.book.agent_of(opened.checkpoint_ns, opened.agent_name, signal.prompt)
@@ -175,7 +188,7 @@ class Watcher:
             self._actor.hints.call_sent(signal.hints)
         self._state.counters.calls += 1
         self._actor.give_way()
-        self._actor.poke()
+        self._has_news = True
 
     def _first_piece(self, signal: FirstPiece) -> None:
         self._state.spans.mark(signal)
@@ -186,7 +199,7 @@ class Watcher:
         if signal.prompt_token_ids is not None:
             call.token_ids = signal.prompt_token_ids
             call.num_prompt_tokens = len(signal.prompt_token_ids)
-        self._actor.poke()
+        self._has_news = True
 
     def _tool_named(self, signal: ToolNamed) -> None:
         """The first streamed tool name: a handoff tells the next agent before the answer is complete."""
@@ -206,7 +219,7 @@ class Watcher:
         node = call.agent.namespace
         if any(self._state.forecaster.tells(call.graph_id, node, clue) for clue in new):
             if self._writing not in (None, call_id):
-                self.settle()
+                self._read_what_is_written()
             self._writing = call_id
 
     def _decided(self, signal: Decided) -> None:
@@ -233,7 +246,7 @@ class Watcher:
     def _closed(self, signal: Closed) -> None:
         if signal.answer is not None and signal.answer.tool_calls:
             self._written(signal.run_id, clues_in(signal.answer.tool_calls))
-        self.settle()
+        self._read_what_is_written()
         span = self._state.spans.close(signal)
         if span is None:
             return
@@ -247,7 +260,7 @@ class Watcher:
             self._node_ended(signal, span)
         elif kind is SpanKind.RUN and span.root_id == signal.run_id:
             self._run_ended(signal, span)
-        self._actor.poke()
+        self._has_news = True
 
     def _node_ended(self, signal: Closed, span: OpenSpan) -> None:
         self._prompts.node_ended(span, signal, finished=signal.status is SpanStatus.OK)
@@ -273,6 +286,7 @@ class Watcher:
         if call is None:
             return
         lint_call(self._state, call)
+        self._prompts.catch_up()
         if call.claim is not None:
             self._prompts.judge_tokens(call)
             outcome, reason = judge(call)

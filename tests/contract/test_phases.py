@@ -162,7 +162,7 @@ def test_calls_that_never_end_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(runtime_phases, "_MAX_OPEN_CALLS", 16)
     watch = runtime_phases.PhaseWatch(TransitionForecaster())
     for number in range(100):
-        watch.receive(
+        watch.opened(
             Opened(
                 at_s=float(number),
                 run_id=uuid4(),

@@ -3,13 +3,18 @@
 import random
 import statistics
 from collections import deque
+from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pancake_langgraph.forecast import Clue, TransitionForecaster
 from pancake_langgraph.forecast.answers import Answers
+from pancake_langgraph.forecast.contexts import BACK_OFF, keys_of, ways_of
+from pancake_langgraph.forecast.counts import CountTable, smooth
 from pancake_langgraph.forecast.declared import Declared, Need
-from pancake_langgraph.forecast.experts import _MAX_ANSWERS, Experts
+from pancake_langgraph.forecast.experts import _MAX_ANSWERS, NUM_EXPERTS, PRIOR_STRENGTH, Experts
 from pancake_langgraph.forecast.quantiles import Durations
 from pancake_langgraph.forecast.topology_prior import _MAX_WAYS
 from pancake_langgraph.forecast.transitions import Memory
@@ -83,6 +88,38 @@ def test_remembered_answers_are_bounded_however_many_pasts_are_asked_about() -> 
     for number in range(2 * _MAX_ANSWERS):
         experts.shares("r", (f"n{number}",), {"x": 0.5, "y": 0.5})
         assert len(experts._answers) <= _MAX_ANSWERS
+
+
+@given(st.lists(st.tuples(st.sampled_from(("", "s", "st", "sta")), st.sampled_from("xyz")), max_size=12))
+def test_the_mixture_is_that_of_all_experts_each_blended_with_what_it_falls_back_to(
+    seen: list[tuple[str, str]],
+) -> None:
+    memory, prior = Memory(), {"x": 0.5, "y": 0.3}
+    experts = Experts(memory)
+    tables = [CountTable(decay=d, max_keys=99, max_targets=99) for d in (memory.slow_decay, memory.fast_decay)]
+    for past, target in seen:
+        experts.observe("r", target, tuple(past), prior)
+        for table in tables:
+            for key in filter(None, keys_of("r", tuple(past))):
+                table.observe(key, target)
+    trust = dict(experts.to_rows()["trust"]).get("r", [1 / NUM_EXPERTS] * NUM_EXPERTS)
+    for past in ("", "s", "st", "sta", "u"):
+        estimates: list[Mapping[str, float]] = []
+        for table in tables:
+            first = len(estimates)
+            for key, back_off in zip(keys_of("r", tuple(past)), BACK_OFF, strict=True):
+                below = prior if back_off < 0 else estimates[first + back_off]
+                estimates.append(below if key is None else smooth(table.row(key), below, PRIOR_STRENGTH))
+        shares = experts.shares("r", tuple(past), prior)
+        for target in "xyz":
+            mixed = sum(weight * each.get(target, 0.0) for weight, each in zip(trust, estimates, strict=True))
+            assert shares.get(target, 0.0) == pytest.approx(mixed)
+
+
+def test_ways_of_looking_at_pasts_do_not_pile_up() -> None:
+    for number in range(1000):
+        ways_of("r", (f"n{number}",))
+    assert ways_of.cache_info().currsize <= 512
 
 
 def test_names_of_tools_that_models_invent_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

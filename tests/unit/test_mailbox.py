@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pancake_langgraph.runtime.background import BackgroundLoop, Mailbox
+from pancake_langgraph.runtime.background import MANY_ITEMS, BackgroundLoop, Mailbox
 
 
 class Sleeper(BackgroundLoop):
@@ -145,6 +145,16 @@ def test_nothing_piles_up_where_the_loop_is_gone(monkeypatch: pytest.MonkeyPatch
     loop.stop()
     mailbox.put(4)
     assert not mailbox._items
+
+
+def test_a_process_forked_between_two_looks_keeps_few_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Sleeper()
+    mailbox = Mailbox(loop, print)
+    mailbox.put(0)
+    monkeypatch.setattr(Sleeper, "is_gone", True)  # the look that was promised is the parent's
+    for number in range(10 * MANY_ITEMS):
+        mailbox.put(number)
+        assert len(mailbox._items) < MANY_ITEMS
 
 
 async def nothing() -> None:
