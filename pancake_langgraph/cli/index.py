@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pancake_langgraph._errors import ConfigError, EmbedderMismatch, PancakeError
+from pancake_langgraph._errors import ConfigError, EmbedderMismatch, EmbeddingError, PancakeError
 from pancake_langgraph.cli._embedders import chosen_embedder, embedder_options
 from pancake_langgraph.cli._progress import show_progress
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _PROGRESS_S: Final = 2.0
 #: Texts that are embedded and stored at once.
 _BATCH: Final = 128
+#: Of a fingerprint; all of it is in the JSON.
+_SHOWN_CHARS: Final = 24
 _NAMESPACE: Final = "documents"
 #: A stored vector and what the embedder says of the same text: under this they are of two embedders.
 _SAME_COSINE: Final = 0.99
@@ -40,7 +42,7 @@ def index() -> None:
     """Make indexes of text, and look after them."""
 
 
-@index.command()
+@index.command(short_help="Put text files into INDEX.")
 @_INDEX
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--chunk-words", default=90, show_default=True, type=click.IntRange(1, 10_000), help="Words of a piece.")
@@ -57,14 +59,16 @@ def build(
 ) -> None:
     """Put the text files below each FOLDER into INDEX, which is made if there is none.
 
-    Files that were put in before are put in again as they are now; what they no longer have goes.
+    Files that were put in before are put in again as they are now; what they no longer have goes.  They are known by
+    their names below FOLDER: use another --namespace for a folder with the same names in it.
     """
-    from pancake_langgraph.retrieval.texts import chunks, read_documents, text_files
+    from pancake_langgraph.retrieval.texts import chunks, has_no_text, read_documents, text_files
 
     with _one_line():
         labels = _labels(namespace)
         files = {folder: text_files(folder) for folder in folders}
-        if not any(files.values()):
+        named = _named(files)
+        if not named:
             raise ConfigError(
                 f"there is no text file in {', '.join(map(str, folders))}; allowed are .txt, .md, .html …"
             )
@@ -79,14 +83,16 @@ def build(
             before = _stored(engine, labels)
             written = _store_chunks(engine, used, pieces, labels)
             documents = {document for document, _ in written.values()}
-            stale = [item for item, document in before.items() if document in documents and item not in written]
+            emptied = {name for name in {*before.values()} - documents if name in named and has_no_text(named[name])}
+            changed = documents | emptied
+            stale = [item for item, document in before.items() if document in changed and item not in written]
             engine.delete(stale)
     click.echo(
         f"{len(written):,} pieces of {len(documents):,} documents put into {path}, {len(stale):,} old ones removed"
     )
 
 
-@index.command("import")
+@index.command("import", short_help="Take a langchain FAISS folder into INDEX.")
 @_INDEX
 @click.option(
     "--from-langchain",
@@ -166,12 +172,14 @@ def info(path: Path, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=1))
         return
     segments = facts.pop("segments")
+    if facts["fingerprint"] and len(facts["fingerprint"]) > _SHOWN_CHARS:
+        facts["fingerprint"] = f"{facts['fingerprint'][:_SHOWN_CHARS]}…"
     click.echo(_in_line(facts))
     for segment in segments:
         click.echo(f"segment {_in_line(segment)}")
 
 
-@index.command()
+@index.command(short_help="Read all of INDEX and say what is damaged.")
 @_INDEX
 def verify(path: Path) -> None:
     """Read all of INDEX and say what is damaged; the exit status is 1 if anything is."""
@@ -215,6 +223,35 @@ def _one_line() -> Iterator[None]:
         raise click.ClickException(str(exc)) from exc
 
 
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Say in one line that an embedder failed, whatever it raised."""
+    try:
+        yield
+    except PancakeError:
+        raise
+    except Exception as exc:
+        raise EmbeddingError(
+            f"the embedder failed ({type(exc).__name__}: {exc}); what was put in before is kept; look whether its "
+            "server runs, and run this again"
+        ) from exc
+
+
+def _named(files: Mapping[Path, Sequence[Path]]) -> dict[str, Path]:
+    """Return files by their names below their folders, by which their pieces are told apart."""
+    found: dict[str, Path] = {}
+    for folder, paths in files.items():
+        for path in paths:
+            name = path.relative_to(folder).as_posix()
+            if name in found:
+                raise ConfigError(
+                    f"{found[name]} and {path} have one name below their folders, {name!r}, and one would replace the "
+                    "other; name a folder above both, or put one of them in with another --namespace"
+                )
+            found[name] = path
+    return found
+
+
 def _open(path: Path, embedder: Embeddings) -> VectorEngine:
     """Open or make the index for what an embedder makes."""
     from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
@@ -222,7 +259,8 @@ def _open(path: Path, embedder: Embeddings) -> VectorEngine:
     from pancake_langgraph.retrieval.inspection import describe
     from pancake_langgraph.retrieval.manifest import CURRENT
 
-    made_by = fingerprint(embedder)
+    with _answering():
+        made_by = fingerprint(embedder)
     kept = str(made_by)
     if (path / CURRENT).exists() and (stored := describe(path).fingerprint) is not None:
         made_by.check(stored)
@@ -266,7 +304,12 @@ def _store_chunks(
     written: dict[ItemId, tuple[str, int]] = {}
     tick = _ticker("embedded")
     for batch in _batches(pieces):
-        vectors = np.asarray(embedder.embed_documents([chunk.text for chunk in batch]), dtype=np.float32)
+        with _answering():
+            vectors = np.asarray(embedder.embed_documents([chunk.text for chunk in batch]), dtype=np.float32)
+            if len(vectors) != len(batch):
+                raise EmbeddingError(
+                    f"the embedder gave {len(vectors)} vectors for {len(batch)} texts; use another one"
+                )
         items: dict[ItemId, Item] = {}
         for chunk, vector in zip(batch, vectors, strict=True):
             name = ItemId(labels, f"{chunk.document}#{chunk.number}")
@@ -283,7 +326,8 @@ def _check_embedder(embedder: Embeddings, text: str, vector: Any) -> None:
     """Refuse an embedder that says something else of a text than the vector that is stored with it."""
     import numpy as np
 
-    found = np.asarray(embedder.embed_documents([text])[0], dtype=np.float32)
+    with _answering():
+        found = np.asarray(embedder.embed_documents([text])[0], dtype=np.float32)
     if found.shape != vector.shape:
         raise EmbedderMismatch(
             f"the embedder makes vectors of {len(found)} numbers, those to import have {len(vector)}; name "

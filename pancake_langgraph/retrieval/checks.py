@@ -6,6 +6,7 @@ Nothing here changes what it is given: items come back as copies that share noth
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -118,9 +119,9 @@ def checked_id(item_id: object, where: str) -> ItemId:
     """
     if not isinstance(item_id, ItemId):
         raise InvalidItem(f"{where}: got an id of {type(item_id).__name__}, allowed is `ItemId`")
-    _namespace(item_id.namespace, f"{where}: namespace", InvalidItem)
-    _label(item_id.key, f"{where}: key", InvalidItem)
-    return item_id
+    namespace = _namespace(item_id.namespace, f"{where}: namespace", InvalidItem)
+    key = _label(item_id.key, f"{where}: key", InvalidItem)
+    return item_id if namespace is item_id.namespace and key is item_id.key else ItemId(namespace, key)
 
 
 def json_value(value: Any, where: str, depth: int = 0) -> Any:
@@ -195,6 +196,9 @@ def checked_view(view: object) -> CheckedView:
         raise InvalidQuery(
             f"allowed: got {type(allowed).__name__}, allowed is a frozenset of `ItemId`, or None for all"
         )
+    if allowed is not None and not all(isinstance(one, ItemId) for one in allowed):
+        strange = next(type(one).__name__ for one in allowed if not isinstance(one, ItemId))
+        raise InvalidQuery(f"allowed: got a {strange} in it, allowed are `ItemId` only")
     return CheckedView(
         tuple(sorted(outermost)),
         compile_filter(view.where) if not isinstance(view.where, Mapping) or view.where else None,
@@ -252,16 +256,16 @@ def _vector(vector: object, dim: int, where: str) -> Vector:
 
 
 def _namespace(namespace: object, where: str, error: type[InvalidItem | InvalidQuery]) -> Namespace:
-    """Return a namespace of texts that are not empty; the root, `()`, is one."""
+    """Return a namespace of texts that are not empty, as plain `tuple` and `str`; the root, `()`, is one."""
     if not isinstance(namespace, tuple):
         raise error(f"{where}: got {type(namespace).__name__}, allowed is a tuple of texts such as ('team', 'notes')")
-    for label in namespace:
-        _label(label, where, error)
-    return namespace
+    labels = tuple([_label(label, where, error) for label in namespace])
+    is_plain = type(namespace) is tuple and all(map(operator.is_, labels, namespace))
+    return namespace if is_plain else labels
 
 
 def _label(label: object, where: str, error: type[InvalidItem | InvalidQuery]) -> str:
-    """Return a text that is not empty."""
+    """Return a text that is not empty as plain `str`, also where an enum was given."""
     if not isinstance(label, str) or not label:
         got = "an empty text" if label == "" else f"a {type(label).__name__}"
         raise error(f"{where}: got {got}, allowed are texts of at least one character")
@@ -269,7 +273,7 @@ def _label(label: object, where: str, error: type[InvalidItem | InvalidQuery]) -
         label.encode()
     except UnicodeEncodeError:
         raise error(f"{where}: got a text that is no valid Unicode (half a surrogate pair)") from None
-    return label
+    return label if type(label) is str else str.__str__(label)
 
 
 def _text(text: str, where: str) -> str:

@@ -118,6 +118,14 @@ def checksum_of(path: Path) -> str:
     return seal.hexdigest()
 
 
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if it is not there (any more)."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def write_trouble(error: OSError, what: str) -> RetrievalError:
     """Return the typed error for a write that failed, with what to do about it."""
     if error.errno in _NO_ROOM:

@@ -28,7 +28,7 @@ from pancake_langgraph.retrieval.checks import (
     named,
     one_of_each,
 )
-from pancake_langgraph.retrieval.disk import Disk
+from pancake_langgraph.retrieval.disk import Disk, size_of
 from pancake_langgraph.retrieval.disk_search import Asked, Settings
 from pancake_langgraph.retrieval.faiss_codes import CODE_KINDS, CodeKind
 from pancake_langgraph.retrieval.index_reader import IndexReader
@@ -348,7 +348,9 @@ class DiskVectorEngine:
         if isinstance(self._core, IndexReader):
             self._core.refresh()
         self._expire()
-        return self._core.index.state
+        state = self._core.index.state
+        self._enter()  # what is closed meanwhile holds nothing any more, which must not look like an empty index
+        return state
 
     def _expire(self) -> None:
         now_s = self._clock()
@@ -362,10 +364,12 @@ class DiskVectorEngine:
         try:
             return work(state)
         except CorruptIndex:
-            return healed(lambda: work(self._core.index.state), self._core.index, self._damage, self._core.lock)
+            # A reader may get another index meanwhile, so that it is asked for each time.
+            core = self._core
+            return healed(lambda: work(self._state()), lambda *bad: core.index.drop(*bad), self._damage, core.lock)
 
     def _log_bytes(self) -> int:
-        return sum(path.stat().st_size for path in (self._root / LOGS).glob("*.log"))
+        return sum(map(size_of, (self._root / LOGS).glob("*.log")))
 
 
 def _log_item(item: Item) -> LogItem:

@@ -27,6 +27,8 @@ CODE_KINDS: Final[tuple[CodeKind, ...]] = get_args(CodeKind)
 _TRAIN_ROWS: Final = 40_000
 _TRAIN_ROUNDS: Final = 12
 _HNSW_LINKS: Final = 32
+#: Where the largest number of a query is below it, or above its inverse, products are not trusted to float32.
+_SMALL: Final = np.float32(1e-9)
 _HNSW_BUILD: Final = 100
 #: Faiss may answer with places in lists instead of rows.
 _WITHOUT_PAIRS: Final = False
@@ -73,6 +75,13 @@ def _faiss() -> Any:
 def supported(kind: CodeKind, dim: int) -> CodeKind:
     """Return the kind to use for vectors of `dim` numbers: `pq` cuts them into pieces of equal length."""
     return "sq8" if kind == "pq" and _pieces(dim) == 0 else kind
+
+
+def scaled(queries: Floats) -> Floats:
+    """Return queries that order rows in the same way and whose products stay within float32."""
+    largest = np.abs(queries).max(axis=-1, keepdims=True)
+    strange = (largest > 0) & ((largest > 1 / _SMALL) | (largest < _SMALL))
+    return np.where(strange, queries / np.where(strange, largest, 1), queries) if strange.any() else queries
 
 
 def _pieces(dim: int) -> int:
@@ -153,7 +162,7 @@ class IvfCodes:
     def best(self, queries: Floats, *, count: int, probes: int, bits: Bits | None) -> Rows:
         """See `Codes.best`."""
         faiss = _faiss()
-        probes = min(probes, self.num_lists)
+        probes, queries = min(probes, self.num_lists), scaled(queries)
         products = queries @ self.centroids.T
         lists = _top(products, probes)
         near = np.ascontiguousarray(np.take_along_axis(products, lists, 1), np.float32)
@@ -174,7 +183,7 @@ class IvfCodes:
 
     def nearest_lists(self, query: Floats, count: int) -> Rows:
         """Return the partitions that a search would look into, nearest first."""
-        products = query[None] @ self.centroids.T
+        products = scaled(query[None]) @ self.centroids.T
         lists = _top(products, min(count, self.num_lists))[0]
         ordered: Rows = lists[np.argsort(-products[0, lists], kind="stable")]
         return ordered
@@ -236,7 +245,7 @@ class HnswCodes:
         settings = faiss.SearchParametersHNSW(efSearch=max(probes, count))
         if selector is not None:
             settings.sel = selector
-        rows: Rows = self._index.search(queries, count, params=settings)[1]
+        rows: Rows = self._index.search(scaled(queries), count, params=settings)[1]
         return rows
 
     def save(self, path: Path) -> None:

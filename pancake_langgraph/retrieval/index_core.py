@@ -67,20 +67,28 @@ class IndexCore:
         self.manifest = current_manifest(self.root, self.damage)
         check_embedder(self.root, self.manifest, dim, fingerprint)
         self.index = Index(self.manifest.dim, open_segments(self.root, self.manifest, self.damage, {}))
-        end = replay(self.root, self.manifest.log_floor, self.damage, self.index)
+        end = replay(self.root, self.manifest, self.damage, self.index)
         self._log_number = end.number
         self.log = LogWriter(log_path(self.root, end.number), self.disk, end=end.end)
         self.log_seq = self.manifest.seq
-        if fingerprint is not None and self.manifest.fingerprint is None:
-            self.publish(self.manifest.next(fingerprint=fingerprint))
-        tidy(self.root, self.manifest, self.disk)
+        try:
+            if fingerprint is not None and self.manifest.fingerprint is None:
+                self.publish(self.manifest.next(fingerprint=fingerprint))
+            tidy(self.root, self.manifest, self.disk)
+        except BaseException:
+            self.log.close()
+            raise
 
     def check(self) -> None:
-        """Refuse to go on where nobody knows any more what is on the device.
+        """Refuse to go on after `close`, and where nobody knows any more what is on the device.
+
+        What is written after `close` could hit the files of the next writer, which may be at work already.
 
         Raises:
             RetrievalError: if it is so.
         """
+        if self.closing.is_set():
+            raise RetrievalError(f"{self.root}: the engine is closed; open another one")
         if self._broken:
             raise RetrievalError(self._broken)
 
@@ -105,8 +113,9 @@ class IndexCore:
 
         Raises:
             OSError: if the new one cannot be made; the old one is used on.
-            RetrievalError: if the old one cannot be synced.
+            RetrievalError: if the old one cannot be synced, or broke before.
         """
+        self.log.check()
         if self.log.end > EMPTY_LOG_BYTES:
             new = LogWriter(log_path(self.root, self._log_number + 1), self.disk)
             try:
@@ -125,13 +134,19 @@ class IndexCore:
         """
         try:
             publish(self.root, manifest, self.disk)
-        except OSError:
+        except BaseException:
             # Before the rename nothing has happened.  After it nobody knows which of both a crash would leave, so
             # that neither's files may be touched.
-            if read_current(self.root).number == manifest.number:
+            if not self._is_published(self.manifest):
                 self._broken = f"{self.root}: a new manifest could not be synced; close the index and open it anew"
             raise
         self.manifest = manifest
+
+    def _is_published(self, manifest: Manifest) -> bool:
+        try:
+            return read_current(self.root).number == manifest.number
+        except (OSError, RetrievalError):
+            return False
 
     def close(self) -> None:
         """Sync the log and let go of the lock.  May be called twice.
@@ -139,8 +154,10 @@ class IndexCore:
         Raises:
             RetrievalError: if the log could not be synced.
         """
+        self.closing.set()
         try:
             with self.lock:
+                self.index = Index(self.manifest.dim)  # searches under way hold what they look at
                 self.log.close()
         finally:
             self._lock_file.release()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pancake_langgraph._errors import CorruptIndex
+from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph.retrieval.disk import size_of
 from pancake_langgraph.retrieval.index_state import Index
 from pancake_langgraph.retrieval.loading import Damage, current_manifest, healed, open_segments, replay
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log
@@ -29,10 +33,12 @@ class IndexReader:
         """
         self._root, self._damage = root, damage
         self.lock = threading.RLock()
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[bytes, int, int] | None = None
+        self._closed = False
         self.manifest: Manifest
         self.index: Index
-        self._load()
+        with self._typed():
+            self._load()
         check_embedder(root, self.manifest, dim, fingerprint)
 
     def refresh(self) -> None:
@@ -40,17 +46,32 @@ class IndexReader:
 
         Raises:
             CorruptIndex: if what it wrote is damaged.
+            RetrievalError: if it cannot be read, or the reader is closed.
         """
-        with self.lock:
+        with self.lock, self._typed():
+            if self._closed:
+                raise RetrievalError(f"{self._root}: the engine is closed; open another one")
             if self._stamp_now() != self._stamp or not self._follow():
                 self._load()
 
-    def _stamp_now(self) -> tuple[int, int] | None:
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        """Say in our words what the system refuses."""
         try:
-            found = (self._root / CURRENT).stat()
-        except FileNotFoundError:
+            yield
+        except OSError as error:
+            raise RetrievalError(
+                f"{self._root}: {error.filename or 'a file of it'} cannot be read ({error.strerror or error})"
+            ) from error
+
+    def _stamp_now(self) -> tuple[bytes, int, int] | None:
+        """Return what tells one publication from another: times alone are too coarse, and clocks are set back."""
+        try:
+            with (self._root / CURRENT).open("rb", buffering=0) as file:
+                found = os.fstat(file.fileno())
+                return file.readall(), found.st_ino, found.st_mtime_ns
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        return found.st_ino, found.st_mtime_ns
 
     def _load(self) -> None:
         """Open what is published now; what is published meanwhile makes it begin anew."""
@@ -61,7 +82,7 @@ class IndexReader:
             try:
                 views = open_segments(self._root, self.manifest, self._damage, known)
                 index = Index(self.manifest.dim, views)
-                end = replay(self._root, self.manifest.log_floor, self._damage, index)
+                end = replay(self._root, self.manifest, self._damage, index)
             except FileNotFoundError as error:
                 missing = error
                 continue
@@ -78,7 +99,7 @@ class IndexReader:
         while True:
             path = log_path(self._root, self._log_number)
             # The writer does not touch a log any more when the next one has records: that is asked first.
-            is_full = _size(log_path(self._root, self._log_number + 1)) > EMPTY_LOG_BYTES
+            is_full = size_of(log_path(self._root, self._log_number + 1)) > EMPTY_LOG_BYTES
             try:
                 if path.stat().st_size > self._log_end:
                     self._apply(path)
@@ -96,15 +117,11 @@ class IndexReader:
         if tail.damage is not None:
             self._damage.met(CorruptIndex(tail.damage))
         for record in tail.records:
-            healed(partial(self.index.apply, record.operation), self.index, self._damage, self.lock)
+            healed(partial(self.index.apply, record.operation), self.index.drop, self._damage, self.lock)
         self._log_end = tail.end
 
     def close(self) -> None:
-        """Let go of the index."""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+        """Let go of the index; files are closed when the last search is done with them.  May be called twice."""
+        with self.lock:
+            self._closed = True
+            self.index = Index(self.manifest.dim)

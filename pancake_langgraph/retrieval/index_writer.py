@@ -92,7 +92,8 @@ class IndexWriter:
             RetrievalError: as `write`.
         """
         with self.lock:
-            change = healed(lambda: self.index.prepare(ids), self.index, self._damage, self.lock)
+            self._core.check()
+            change = healed(lambda: self.index.prepare(ids), self.index.drop, self._damage, self.lock)
             if not change.there:
                 return 0
             operation = Operation(deletes=[(item_id.namespace, item_id.key) for item_id in change.there])
@@ -103,7 +104,8 @@ class IndexWriter:
     def write_from(self, decide: Callable[[State], Operation]) -> Operation:
         """Write what `decide` makes out of the state, with nothing between."""
         with self.lock:
-            operation = healed(lambda: decide(self.index.state), self.index, self._damage, self.lock)
+            self._core.check()
+            operation = healed(lambda: decide(self.index.state), self.index.drop, self._damage, self.lock)
             if not operation.puts and not operation.deletes:
                 return operation
             writer, end = self._write(operation, log.encode(operation))
@@ -118,7 +120,7 @@ class IndexWriter:
     def _write(self, operation: Operation, payload: bytes) -> tuple[LogWriter, int]:
         ids = named_in(operation)
         return self._commit(
-            operation, payload, healed(lambda: self.index.prepare(ids), self.index, self._damage, self.lock)
+            operation, payload, healed(lambda: self.index.prepare(ids), self.index.drop, self._damage, self.lock)
         )
 
     def _commit(self, operation: Operation, payload: bytes, change: Change) -> tuple[LogWriter, int]:
@@ -145,8 +147,17 @@ class IndexWriter:
             self._wake.set()
             with self.lock:
                 if self._thread is None and not self._core.closing.is_set():
-                    self._thread = threading.Thread(target=self._maintain, name="pancake-index-merge", daemon=True)
-                    self._thread.start()
+                    self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._maintain, name="pancake-index-merge", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # at the end of the process, or where there are too many: the next write tries
+            self._wake.clear()
+            self._failed(error)
+        else:
+            self._thread = thread
 
     def _maintain(self) -> None:
         while not self._core.closing.is_set():
@@ -160,14 +171,17 @@ class IndexWriter:
         """Do what nobody waits for: what was written is in the log, so that failing loses nothing."""
         try:
             work()
-        except (RetrievalError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001 - Faiss has types of its own; the thread lives on, and it is counted
             if self._core.closing.is_set():
                 return
-            self.num_failures += 1
-            self._flush_at = self.index.num_waiting + self._options.flush_rows
-            logger.warning("a flush or merge failed and will be tried again: %s", error)
+            self._failed(error)
         else:
             self._flush_at = self._options.flush_rows
+
+    def _failed(self, error: Exception) -> None:
+        self.num_failures += 1
+        self._flush_at = self.index.num_waiting + self._options.flush_rows
+        logger.warning("a flush or merge failed and will be tried again: %s", error)
 
     def settle(self) -> None:
         """Flush, and do all merges that are due.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pancake_langgraph._errors import CorruptIndex
-from pancake_langgraph.retrieval.disk import FileMark, checksum_of
+from pancake_langgraph.retrieval.disk import FileMark, checksum_of, size_of
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log
 from pancake_langgraph.retrieval.manifest import (
     LOGS,
@@ -16,6 +16,7 @@ from pancake_langgraph.retrieval.manifest import (
     Manifest,
     log_path,
     newest_whole,
+    numbered,
     read_current,
 )
 
@@ -66,17 +67,27 @@ def describe(path: str | os.PathLike[str]) -> IndexInfo:
     """Return what the index at `path` consists of.  Another process may write to it meanwhile.
 
     Raises:
-        CorruptIndex: if the manifest or a log is damaged.
+        CorruptIndex: if the manifest or a log is damaged or missing.
         RetrievalError: if there is no index.
     """
     root = Path(path)
-    manifest = read_current(root)
+    while True:
+        manifest = read_current(root)
+        try:
+            return _described(root, manifest)
+        except FileNotFoundError as error:
+            if read_current(root).number == manifest.number:  # else it was replaced meanwhile
+                raise CorruptIndex(f"{error.filename}: it is missing; restore it from a copy") from None
+
+
+def _described(root: Path, manifest: Manifest) -> IndexInfo:
     segments = tuple(
         SegmentInfo(one.name, one.kind, one.num_items, one.num_dead, one.num_rows, one.num_bytes)
         for one in manifest.segments
     )
-    waiting = sum(len(record.operation.puts) for log in _logs(root, manifest) for record in read_log(log).records)
-    log_bytes = sum(log.stat().st_size for log in _logs(root, manifest))
+    logs = _logs(root, manifest)
+    waiting = sum(len(record.operation.puts) for log in logs for record in read_log(log).records)
+    log_bytes = sum(map(size_of, logs))
     return IndexInfo(
         manifest.dim,
         manifest.fingerprint,
@@ -112,8 +123,6 @@ def verify(path: str | os.PathLike[str]) -> list[Finding]:
             marks.append((root / TOMBSTONES / entry.dead.name, entry.dead))
         findings += [Finding(str(file), problem) for file, mark in marks if (problem := _problem(file, mark))]
     logs = _logs(root, manifest)
-    if not logs:
-        findings.append(Finding(str(log_path(root, manifest.log_floor)), "it is missing"))
     for at, log in enumerate(logs):
         findings += _log_findings(log, is_last=at == len(logs) - 1)
     return findings
@@ -136,9 +145,13 @@ def _log_findings(log: Path, *, is_last: bool) -> list[Finding]:
         tail = read_log(log)
     except CorruptIndex as error:
         return [_finding(error)]
+    except FileNotFoundError:
+        return [Finding(str(log), "it is missing")]
+    except OSError as error:
+        return [Finding(str(log), f"it cannot be read ({error.strerror})")]
     if tail.damage is not None:
         return [_finding(CorruptIndex(tail.damage))]
-    if not is_last and tail.end < log.stat().st_size:
+    if not is_last and tail.end < size_of(log):
         return [Finding(str(log), f"it is damaged at byte {tail.end}")]
     return []
 
@@ -149,9 +162,7 @@ def _finding(error: CorruptIndex) -> Finding:
 
 
 def _logs(root: Path, manifest: Manifest) -> list[Path]:
-    """Return the logs that matter, in order; those behind the last one with records hold nothing."""
-    found = sorted((root / LOGS).glob("*.log"))
-    logs = [log for log in found if log.stem.isdigit() and int(log.stem) >= manifest.log_floor]
-    while len(logs) > 1 and logs[-1].stat().st_size <= EMPTY_LOG_BYTES:
-        logs.pop()
-    return logs
+    """Return the logs that there should be, in order; those behind the last one with records hold nothing."""
+    found = numbered((root / LOGS).glob("*.log"))
+    last = max((int(log.stem) for log in found if size_of(log) > EMPTY_LOG_BYTES), default=0)
+    return [log_path(root, number) for number in range(manifest.log_floor, max(last, manifest.log_floor) + 1)]

@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from pancake_langgraph._errors import ConfigError, CorruptIndex
+from pancake_langgraph.retrieval.checks import MAX_VALUE_DEPTH
 
 #: Larger files are refused: all of it has to fit into memory at once.
 MAX_PICKLE_BYTES: Final = 8_000_000_000
+
+#: A pickle may say one thing a million times by naming it once; what metadata become may be so much larger than it.
+_MAX_GROWTH: Final = 64
+_FREE_GROWTH: Final = 1_000_000
 
 #: What reading a damaged or foreign pickle ends in.
 _DAMAGE: Final = (
@@ -84,7 +89,7 @@ class _Reader(pickle._Unpickler):
             return _KNOWN[module_name, global_name]
         except KeyError:
             raise pickle.UnpicklingError(
-                f"it names {module_name}.{global_name}, which no store of langchain consists of"
+                f"it names {module_name}.{global_name}, which is neither part of such a store nor JSON"
             ) from None
 
     def get_extension(self, code: int) -> None:
@@ -121,7 +126,7 @@ def read_saved_documents(path: Path) -> list[SavedDocument]:
         raise ConfigError(f"{path.name}: got {size:,} bytes, allowed are {MAX_PICKLE_BYTES:,}")
     try:
         loaded = _Reader(io.BytesIO(path.read_bytes())).load()
-        documents = list(_documents(loaded))
+        documents = list(_documents(loaded, _Room(_FREE_GROWTH + _MAX_GROWTH * size)))
     except _DAMAGE as exc:
         raise CorruptIndex(
             f"{path.name} is not what langchain's FAISS store saves ({exc}); nothing of it was run. "
@@ -130,7 +135,27 @@ def read_saved_documents(path: Path) -> list[SavedDocument]:
     return documents
 
 
-def _documents(loaded: Any) -> Iterator[SavedDocument]:
+class _Room:
+    """How much metadata may still become as JSON."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def take(self, value: object, depth: int = 0) -> None:
+        """Count a value with all that is in it, as often as it is in it."""
+        self._left -= 1 + (len(value) if isinstance(value, str) else 0)
+        if self._left < 0 or depth > MAX_VALUE_DEPTH:
+            raise ValueError("its metadata say so much, or are nested so deeply, that no store holds them")
+        if isinstance(value, dict):
+            for key, one in value.items():
+                self.take(key, depth + 1)
+                self.take(one, depth + 1)
+        elif isinstance(value, list | tuple):
+            for one in value:
+                self.take(one, depth + 1)
+
+
+def _documents(loaded: Any, room: _Room) -> Iterator[SavedDocument]:
     if not isinstance(loaded, tuple) or len(loaded) != 2:
         raise ValueError("it does not hold a docstore and a table of ids")
     docstore, ids = loaded
@@ -140,10 +165,10 @@ def _documents(loaded: Any) -> Iterator[SavedDocument]:
     if sorted(ids) != list(range(len(ids))) or len(set(ids.values())) != len(ids):
         raise ValueError("its table of ids has holes or repeats itself, so vectors would get others' texts")
     for row in range(len(ids)):
-        yield _document(row, ids[row], kept[ids[row]])
+        yield _document(row, ids[row], kept[ids[row]], room)
 
 
-def _document(row: int, name: object, document: object) -> SavedDocument:
+def _document(row: int, name: object, document: object, room: _Room) -> SavedDocument:
     if not isinstance(document, _Document) or not isinstance(name, str):
         raise ValueError(f"entry {row} is no document")
     # pydantic writes its fields below `__dict__`, the older version too.
@@ -151,6 +176,7 @@ def _document(row: int, name: object, document: object) -> SavedDocument:
     text, metadata = fields["page_content"], fields.get("metadata") or {}
     if not isinstance(text, str) or not isinstance(metadata, dict):
         raise ValueError(f"document {row} has no text, or no metadata")
+    room.take(metadata)
     return SavedDocument(row, name, text, _as_json(metadata))
 
 

@@ -8,32 +8,35 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
-from pancake_langgraph.retrieval.disk import Disk, checksum_of
+from pancake_langgraph.retrieval.disk import Disk, checksum_of, size_of
 from pancake_langgraph.retrieval.index_state import Index
-from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, LogWriter, read_log, salvage
+from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, LogTail, LogWriter, read_log, salvage
 from pancake_langgraph.retrieval.manifest import (
-    CURRENT,
     LOGS,
     SEGMENTS,
     TOMBSTONES,
     Manifest,
     SegmentEntry,
+    check_unused,
     log_path,
     newest_whole,
+    numbered,
     publish,
     read_current,
 )
 from pancake_langgraph.retrieval.masks import Bits
-from pancake_langgraph.retrieval.segment import DamagedPart, Segment
+from pancake_langgraph.retrieval.segment import DamagedPart, Ordinals, Segment
 from pancake_langgraph.retrieval.segment_view import SegmentView
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
+_WAYS_OUT: Final = "restore it from a copy, or open the index with on_corrupt='skip' to use the rest"
+_NOTHING: Final = LogTail((), 0, None)
 
 #: What to do about damage: `raise` refuses what needs the damaged part, `skip` leaves it out, says so, and goes on.
 OnCorrupt = Literal["raise", "skip"]
@@ -63,9 +66,7 @@ def make(root: Path, dim: int | None, fingerprint: str | None, disk: Disk) -> No
         RetrievalError: if `dim` is not known.
         OSError: if it cannot be written.
     """
-    left = newest_whole(root)
-    if left is not None and (left.segments or left.number > 1):
-        raise CorruptIndex(f"{root / CURRENT} is missing, but {left.file_name} is there; restore it from a copy")
+    check_unused(root)
     if dim is None:
         raise RetrievalError(f"{root}: there is no index here, and a new one needs `dim`, got None; pass it")
     disk.sync_folder(root.parent)
@@ -116,17 +117,28 @@ def open_segments(root: Path, manifest: Manifest, damage: Damage, known: Mapping
     """Open the segments of a manifest; those that are `known` are used on.
 
     Raises:
-        CorruptIndex: if one is damaged; it is named.
-        FileNotFoundError: if one is gone, because a later manifest was published meanwhile.
+        CorruptIndex: if one is damaged or missing; it is named.
+        FileNotFoundError: if one is gone because a later manifest was published meanwhile.
     """
     views = []
     for entry in manifest.segments:
         try:
-            segment = known.get(entry.name) or Segment(root, entry, manifest.dim)
+            segment = known.get(entry.name)
+            if segment is None or segment.entry.files != entry.files:  # another index may be where one was
+                segment = Segment(root, entry, manifest.dim)
             views.append(SegmentView.of(segment, read_tombstones(root, entry)))
         except CorruptIndex as error:
             damage.met(error)
+        except FileNotFoundError as error:
+            damage.met(CorruptIndex(f"{_missing(root, manifest.number, damage, error)}; {_WAYS_OUT}"))
     return views
+
+
+def _missing(root: Path, number: int, damage: Damage, error: FileNotFoundError) -> CorruptIndex:
+    """Return what it means that a file of a manifest is missing; where a later one was published, nothing."""
+    if current_manifest(root, damage).number != number:
+        raise error
+    return CorruptIndex(f"{error.filename}: it is missing")
 
 
 def read_tombstones(root: Path, entry: SegmentEntry) -> Bits | None:
@@ -144,36 +156,46 @@ def read_tombstones(root: Path, entry: SegmentEntry) -> Bits | None:
     return np.fromfile(path, np.uint8)
 
 
-def replay(root: Path, floor: int, damage: Damage, index: Index) -> LogEnd:
-    """Apply what stands in the logs from `floor` on, and return where to go on writing.
+def replay(root: Path, manifest: Manifest, damage: Damage, index: Index) -> LogEnd:
+    """Apply what stands in the logs of a manifest, and return where to go on writing.
 
     Raises:
-        CorruptIndex: if something acknowledged is not what was written.
-        FileNotFoundError: if the first log is gone.
+        CorruptIndex: if something acknowledged is not what was written, or a log is missing.
+        FileNotFoundError: if a log is gone because a later manifest was published meanwhile.
     """
-    number = floor
+    number = manifest.log_floor
     while True:
         path = log_path(root, number)
-        tail = read_log(path)
-        is_last = not _has_records(root, number + 1)
-        problem = tail.damage
-        if problem is None and not is_last and tail.end < path.stat().st_size:
-            problem = f"{path}: it is damaged at byte {tail.end}"
+        is_last = not _has_records_behind(root, number)
+        try:
+            tail = read_log(path)
+            problem = tail.damage
+            if problem is None and not is_last and tail.end < path.stat().st_size:
+                problem = f"{path}: it is damaged at byte {tail.end}"
+        except FileNotFoundError as error:
+            tail, problem = _NOTHING, str(_missing(root, manifest.number, damage, error))
+        except CorruptIndex as error:
+            tail, problem = _NOTHING, str(error)
         records = tail.records
         if problem is not None:
-            damage.met(CorruptIndex(f"{problem}; restore it, or open the index with on_corrupt='skip' to use the rest"))
-            records = salvage(path)
+            damage.met(CorruptIndex(f"{problem}; {_WAYS_OUT}"))
+            records = salvage(path) if path.exists() else ()
         for record in records:
-            healed(partial(index.apply, record.operation), index, damage, nullcontext())
+            healed(partial(index.apply, record.operation), index.drop, damage, nullcontext())
         if is_last:
             return LogEnd(number, tail.end) if problem is None else LogEnd(number + 1, 0)
         number += 1
 
 
-def healed(work: Callable[[], _T], index: Index, damage: Damage, lock: AbstractContextManager[object]) -> _T:
+def healed(
+    work: Callable[[], _T],
+    drop: Callable[[str, Ordinals], None],
+    damage: Damage,
+    lock: AbstractContextManager[object],
+) -> _T:
     """Do work that may meet damage; where that may be skipped, the damaged items are taken out and it is done again.
 
-    `lock` is what guards changes of `index`.
+    `drop` takes items out of the index that `work` looks at; `lock` is what guards changes of it.
 
     Raises:
         DamagedPart: if damage may not be skipped.
@@ -184,12 +206,10 @@ def healed(work: Callable[[], _T], index: Index, damage: Damage, lock: AbstractC
         except DamagedPart as error:
             damage.met(error)
             with lock:
-                index.drop(error.segment, error.ordinals)
+                drop(error.segment, error.ordinals)
 
 
-def _has_records(root: Path, number: int) -> bool:
-    """Return whether there is a log with anything in it; one that was only just made does not count."""
-    try:
-        return log_path(root, number).stat().st_size > EMPTY_LOG_BYTES
-    except FileNotFoundError:
-        return False
+def _has_records_behind(root: Path, number: int) -> bool:
+    """Return whether there is a later log with anything in it; one that was only just made does not count."""
+    logs = numbered((root / LOGS).glob("*.log"))
+    return any(int(path.stem) > number and size_of(path) > EMPTY_LOG_BYTES for path in logs)

@@ -158,14 +158,22 @@ class LogWriter:
             raise
         self.end = self._synced = end
 
+    def check(self) -> None:
+        """Refuse to go on where nobody knows what is on the device.
+
+        Raises:
+            RetrievalError: if it is so.
+        """
+        if self._broken:
+            raise RetrievalError(self._broken)
+
     def append(self, seq: int, payload: bytes) -> int:
         """Write a record and return where it ends.
 
         Raises:
             RetrievalError: if it could not be written; the log is as it was.
         """
-        if self._broken:
-            raise RetrievalError(self._broken)
+        self.check()
         sealed = _SEALED.pack(len(payload), seq, self._synced)
         head = _HEAD.pack(_MAGIC, len(payload), zlib.crc32(payload, zlib.crc32(sealed)), seq, self._synced)
         self._disk.point("log:append")
@@ -190,8 +198,7 @@ class LogWriter:
         if self._synced >= end:
             return
         with self._sync_lock:
-            if self._broken:
-                raise RetrievalError(self._broken)
+            self.check()
             if self._synced >= end or self._fd < 0:
                 return
             written = self.end
@@ -222,7 +229,7 @@ class LogWriter:
 
 def _check_header(header: bytes, path: Path) -> None:
     if header[:-1] != _HEADER[:-1]:
-        raise CorruptIndex(f"{path}: it does not begin as a log does; restore it from a copy")
+        raise CorruptIndex(f"{path}: it does not begin as a log does")
     if header[-1] > _HEADER[-1]:
         raise RetrievalError(
             f"{path}: it has format {header[-1]}, this version reads up to {_HEADER[-1]}; update pancake-langgraph"

@@ -6,6 +6,7 @@ by a rename: before it the index is the old one, after it the new one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +15,9 @@ import msgspec
 import xxhash
 
 from pancake_langgraph._errors import CorruptIndex, EmbedderMismatch, RetrievalError
-from pancake_langgraph.retrieval.disk import Disk, FileMark
+from pancake_langgraph.retrieval.disk import Disk, FileMark, size_of
 from pancake_langgraph.retrieval.fingerprint import are_of_one_embedder
+from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES
 
 #: Raised by one whenever an older version of this package could not read what a newer one writes.
 FORMAT: Final = 1
@@ -25,6 +27,7 @@ LOGS: Final = "wal"
 TOMBSTONES: Final = "dead"
 _PRODUCT: Final = "pancake-index"
 _TRIES: Final = 50
+_FIRST: Final = "MANIFEST-000001.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +114,18 @@ def read_current(root: Path) -> Manifest:
     """Return the index that is published now.
 
     Raises:
-        CorruptIndex: if `CURRENT` or the manifest are not what was written; the message names the file.
-        RetrievalError: if there is no index, or a later version of this package made it.
+        CorruptIndex: if `CURRENT` or the manifest are not what was written, or only `CURRENT` is missing; the message
+            names the file.
+        RetrievalError: if there is no index, it cannot be read, or a later version of this package made it.
     """
     for _ in range(_TRIES):
         try:
             line = (root / CURRENT).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            check_unused(root)
             raise RetrievalError(f"{root}: there is no index here (no file {CURRENT}); make one first") from None
+        except OSError as error:
+            raise RetrievalError(f"{root / CURRENT}: it cannot be read ({error.strerror})") from error
         name, _, seal = line.rstrip(b"\n").partition(b" ")
         if _seal(name) != seal:
             raise CorruptIndex(
@@ -131,9 +138,32 @@ def read_current(root: Path) -> Manifest:
     raise CorruptIndex(f"{root / CURRENT} names {name.decode()!r}, which is missing; restore the index from a copy")
 
 
+def check_unused(root: Path) -> None:
+    """Make sure that no index was ever in use where there is no `CURRENT`: an index whose making was cut off has less.
+
+    Raises:
+        CorruptIndex: if one was; the message names a file of it.
+    """
+    left = [path for path in (root / SEGMENTS).glob("*") if path.suffix != ".tmp"]
+    left += [path for path in (root / LOGS).glob("*.log") if size_of(path) > EMPTY_LOG_BYTES]
+    left += [path for path in _manifests(root) if path.name != _FIRST]
+    if left:
+        raise CorruptIndex(f"{root / CURRENT} is missing, but {left[-1]} is there; restore it from a copy")
+
+
+def numbered(paths: Iterable[Path]) -> list[Path]:
+    """Return the files whose names end in a number, by that number."""
+    found = [path for path in paths if path.stem.rpartition("-")[2].isdigit()]
+    return sorted(found, key=lambda path: int(path.stem.rpartition("-")[2]))
+
+
+def _manifests(root: Path) -> list[Path]:
+    return numbered(root.glob("MANIFEST-*.json"))
+
+
 def newest_whole(root: Path) -> Manifest | None:
     """Return the whole manifest with the highest number, whatever `CURRENT` says; `None` if there is none."""
-    for path in sorted(root.glob("MANIFEST-*.json"), reverse=True):
+    for path in reversed(_manifests(root)):
         try:
             return _decode(path)
         except (CorruptIndex, FileNotFoundError):
@@ -173,7 +203,12 @@ def _seal(data: bytes) -> bytes:
 
 def _decode(path: Path) -> Manifest:
     """Read one manifest and check it."""
-    body, _, seal = path.read_bytes().rstrip(b"\n").rpartition(b"\n")
+    try:
+        body, _, seal = path.read_bytes().rstrip(b"\n").rpartition(b"\n")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RetrievalError(f"{path}: it cannot be read ({error.strerror})") from error
     if _seal(body) != seal:
         raise CorruptIndex(f"{path}: its checksum does not fit; restore the index from a copy")
     try:

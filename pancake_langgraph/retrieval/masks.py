@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +25,7 @@ class ViewKey:
     """Names what a view shows by prefixes and filter: equal keys show the same."""
 
     prefixes: tuple[Namespace, ...]
-    where: bytes
+    where: str
 
     @property
     def shows_all(self) -> bool:
@@ -35,7 +35,21 @@ class ViewKey:
     @classmethod
     def of(cls, view: View, checked: CheckedView) -> ViewKey:
         """Return the key of a view that was checked."""
-        return cls(checked.prefixes, msgspec.json.encode(view.where) if checked.passes is not None else b"")
+        return cls(checked.prefixes, repr(_plain(view.where)) if checked.passes is not None else "")
+
+
+def _plain(wanted: object) -> object:
+    """Return part of a filter in the one form that shows kind and value: JSON has no infinity, and 1 is not 1.0."""
+    if isinstance(wanted, Mapping):
+        return {str.__str__(key): _plain(one) for key, one in wanted.items()}
+    if isinstance(wanted, list | tuple):
+        return [_plain(one) for one in wanted]
+    if isinstance(wanted, set | frozenset):
+        return sorted(repr(_plain(one)) for one in wanted)
+    for kind in (str, float):
+        if isinstance(wanted, kind):
+            return kind.__repr__(wanted)
+    return wanted if wanted is None or isinstance(wanted, bool) else int.__repr__(wanted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,21 +12,13 @@ import numpy as np
 from pancake_langgraph._errors import RetrievalError
 from pancake_langgraph.retrieval.delta import DeltaView
 from pancake_langgraph.retrieval.disk import write_trouble
+from pancake_langgraph.retrieval.feeds import Feed, feed_of_delta, feed_of_segment, still_live
 from pancake_langgraph.retrieval.index_core import IndexCore
 from pancake_langgraph.retrieval.loading import healed, tidy
 from pancake_langgraph.retrieval.manifest import SEGMENTS, TOMBSTONES, SegmentEntry
 from pancake_langgraph.retrieval.planner import SegmentSize, choose_merge
 from pancake_langgraph.retrieval.segment import Segment
-from pancake_langgraph.retrieval.segment_build import (
-    BuildPlan,
-    BuildStopped,
-    Built,
-    Feed,
-    SegmentBuild,
-    feed_of_delta,
-    feed_of_segment,
-    still_live,
-)
+from pancake_langgraph.retrieval.segment_build import BuildPlan, BuildStopped, Built, SegmentBuild
 from pancake_langgraph.retrieval.segment_view import SegmentView
 
 _T = TypeVar("_T")
@@ -78,7 +70,7 @@ class Merger:
         core = self._core
         core.check()
         try:
-            done = healed(work, core.index, core.damage, core.lock)
+            done = healed(work, core.index.drop, core.damage, core.lock)
         except BuildStopped:
             raise RetrievalError(f"{core.root}: the engine was closed while it merged") from None
         except OSError as error:
@@ -139,7 +131,8 @@ class Merger:
     def _build(self, feeds: Sequence[Feed], plan: BuildPlan) -> tuple[Built, Sequence[Feed]]:
         core = self._core
         name = f"{core.manifest.next_segment:06d}"
-        core.disk.remove(core.root / SEGMENTS / name)  # left by a swap that failed
+        for left in (name, f"{name}.tmp"):  # by a swap or build that failed
+            core.disk.remove(core.root / SEGMENTS / left)
         build = SegmentBuild(
             core.root,
             name,

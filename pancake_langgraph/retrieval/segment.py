@@ -59,7 +59,9 @@ _READ_AHEAD: Final = 1 << 16
 
 def hash_of(item_id: ItemId) -> int:
     """Return the hash by which an id is looked up; different ids may share one."""
-    return xxhash.xxh3_64_intdigest("\x1f".join((*item_id.namespace, item_id.key)).encode())
+    # No label has this byte in UTF-8, so that none can pass for the end of another.
+    labels = [label.encode("utf-8", "surrogatepass") for label in (*item_id.namespace, item_id.key)]
+    return xxhash.xxh3_64_intdigest(b"\xff".join(labels))
 
 
 class DamagedPart(CorruptIndex):

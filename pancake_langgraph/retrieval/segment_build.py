@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,11 @@ from numpy.typing import NDArray
 
 from pancake_langgraph.retrieval import clusters
 from pancake_langgraph.retrieval.base import Namespace
-from pancake_langgraph.retrieval.delta import Delta, DeltaView, ids_of, longest
+from pancake_langgraph.retrieval.delta import Delta, longest
 from pancake_langgraph.retrieval.disk import Buffer, Disk, FileMark
 from pancake_langgraph.retrieval.faiss_codes import CodeKind, HnswCodes, IvfCodes, supported
-from pancake_langgraph.retrieval.index_state import State
+from pancake_langgraph.retrieval.feeds import Feed
 from pancake_langgraph.retrieval.manifest import SEGMENTS, SegmentEntry
-from pancake_langgraph.retrieval.masks import bits_at, unpacked
-from pancake_langgraph.retrieval.segment import Segment, hash_of
 from pancake_langgraph.retrieval.segment_files import (
     CODES,
     DOC_OFFSETS,
@@ -35,15 +34,16 @@ from pancake_langgraph.retrieval.segment_files import (
     ROW_ITEMS,
     SUMS,
     UPDATED,
-    Document,
     row_sums,
-    sealed,
 )
-from pancake_langgraph.retrieval.segment_view import SegmentView
+
+logger = logging.getLogger(__name__)
 
 Ordinals = NDArray[np.int64]
 Floats = NDArray[np.float32]
 FLAT: Final = "flat"
+#: Vectors that are all shorter, or of which one is longer than its inverse, are not encoded.
+_SHORTEST: Final = 1e-12
 #: Rows that are looked at for training, for each partition.
 _SAMPLE: Final = 40
 _CHUNK: Final = 4096
@@ -56,98 +56,6 @@ _REUSE_GROWTH: Final = 4
 
 class BuildStopped(Exception):
     """The engine closes; what was begun is removed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Feed:
-    """Items that go into a segment: live ones of one source.
-
-    `ordinals` are their numbers in the source; `row_items` says for each row which of the feed's items it belongs to,
-    counted from 0; `vectors` and `documents` read by the feed's own numbers.
-    """
-
-    ordinals: Ordinals
-    namespaces: Sequence[Namespace]
-    item_namespaces: NDArray[np.int32]
-    updated: NDArray[np.float64]
-    expires: NDArray[np.float64]
-    hashes: NDArray[np.uint64]
-    row_items: Ordinals
-    vectors: Callable[[Ordinals], Floats]
-    document: Callable[[int], bytes]
-    origin: Segment | Delta
-
-
-def feed_of_delta(view: DeltaView) -> Feed:
-    """Return the live items of a delta."""
-    delta = view.delta
-    ordinals = np.flatnonzero(view.alive())
-    items = [delta.items[at] for at in ordinals.tolist()]
-    rows = (
-        np.flatnonzero(np.isin(view.row_items[: view.num_rows], ordinals)) if view.num_rows else np.empty(0, np.int64)
-    )
-    number = np.full(view.num_items, -1, np.int64)
-    number[ordinals] = np.arange(len(ordinals))
-
-    def document(at: int) -> bytes:
-        item = items[at]
-        return sealed(Document(item.key, item.created_at_s, item.updated_at_s, item.expires_at_s, item.value))
-
-    return Feed(
-        ordinals,
-        delta.namespaces,
-        view.item_namespaces[ordinals],
-        np.array([item.updated_at_s for item in items], np.float64),
-        np.array([np.inf if item.expires_at_s is None else item.expires_at_s for item in items], np.float64),
-        np.array([hash_of(item_id) for item_id in ids_of(items)], np.uint64),
-        number[view.row_items[rows]],
-        lambda wanted: view.vectors[rows[wanted]],
-        document,
-        delta,
-    )
-
-
-def feed_of_segment(view: SegmentView) -> Feed:
-    """Return the live items of a segment."""
-    segment = view.segment
-    count = segment.entry.num_items
-    ordinals = view.live_items()
-    hashes = np.empty(count, np.uint64)
-    hashes[segment.hash_items] = segment.hashes
-    rows = np.flatnonzero(~unpacked(view.dead_rows, segment.entry.num_rows))
-    number = np.full(count, -1, np.int64)
-    number[ordinals] = np.arange(len(ordinals))
-    expires = np.full(count, np.inf) if segment.expires is None else segment.expires
-
-    def document(at: int) -> bytes:
-        return segment.sealed_document(int(ordinals[at]))
-
-    def vectors(wanted: Ordinals) -> Floats:
-        return segment.gathered(rows[wanted])
-
-    return Feed(
-        ordinals,
-        segment.namespaces,
-        segment.item_namespaces[ordinals],
-        segment.updated[ordinals],
-        expires[ordinals],
-        hashes[ordinals],
-        number[rows if segment.row_items is None else segment.row_items[rows]],
-        vectors,
-        document,
-        segment,
-    )
-
-
-def still_live(feed: Feed, state: State) -> NDArray[np.bool_]:
-    """Return for each item of a feed whether it is still there."""
-    for delta in state.deltas:
-        if delta.delta is feed.origin:
-            return delta.alive()[feed.ordinals]
-    for view in state.segments:
-        if view.segment is feed.origin:
-            return ~bits_at(view.dead_items, feed.ordinals)
-    return np.zeros(len(feed.ordinals), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +115,7 @@ class SegmentBuild:
 
     def _run(self) -> Built:
         self._folder.mkdir(parents=True)
-        kind = supported(self._plan.codes, self._dim) if self._num_rows >= self._plan.coded_rows else FLAT
+        kind = self._kind()
         row_items = _joined([feed.row_items + base for feed, base in zip(self._feeds, self._item_base, strict=False)])
         codes, lists, trained = self._train(kind)
         items, rows = self._order(row_items, lists)
@@ -231,6 +139,22 @@ class SegmentBuild:
             new_item[base : base + len(feed.ordinals)] for feed, base in zip(self._feeds, self._item_base, strict=False)
         ]
         return Built(entry, moves)
+
+    def _kind(self) -> str:
+        """Return what codes to make: none for few rows, nor where squares of numbers leave float32."""
+        if self._num_rows < max(2, self._plan.coded_rows):
+            return FLAT
+        reach = max(
+            feed.origin.longest if isinstance(feed.origin, Delta) else feed.origin.entry.longest for feed in self._feeds
+        )
+        if reach and not _SHORTEST < reach < 1 / _SHORTEST:
+            logger.warning(
+                "segment %s gets no codes, so that searches read all of it: its longest vector has the length %g, "
+                "allowed are %g to %g; bring vectors to length one",
+                *(self._name, reach, _SHORTEST, 1 / _SHORTEST),
+            )
+            return FLAT
+        return supported(self._plan.codes, self._dim)
 
     # -- order ----------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,10 @@ class SegmentView:
             np.zeros(-(-entry.num_rows // 8), np.uint8),
             next_expiry_s=np.inf if segment.expires is None else float(segment.expires.min()),
         )
-        return view if dead_items is None else view.without(np.flatnonzero(unpacked(dead_items, entry.num_items)))
+        if dead_items is not None:
+            view = view.without(np.flatnonzero(unpacked(dead_items, entry.num_items)))
+        # What was found damaged once is not looked at again, and must not come back with another state.
+        return view.without(np.array(sorted(segment.ignored), np.int64)) if segment.ignored else view
 
     def expired(self, now_s: float) -> SegmentView:
         """Return the segment without what has expired."""

@@ -68,7 +68,7 @@ def text_files(folder: Path) -> list[Path]:
 def read_documents(folder: Path, files: Iterable[Path] | None = None) -> Iterator[Document]:
     """Yield the text files below `folder`, or of those `files` only, in their order.
 
-    Files without text are left out, and, with a warning, those that cannot be read.
+    Files without text are left out, and, with a warning, those that are too large or cannot be read.
 
     Raises:
         ConfigError: if there is no such folder.
@@ -76,6 +76,9 @@ def read_documents(folder: Path, files: Iterable[Path] | None = None) -> Iterato
     for path in text_files(folder) if files is None else files:
         relative = path.relative_to(folder)
         try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                logger.warning("left out %s: it has more than %d bytes", relative, MAX_FILE_BYTES)
+                continue
             text = read_text(path)
         except (OSError, EOFError, zlib.error) as exc:
             logger.warning("left out %s: %s", relative, type(exc).__name__)
@@ -108,6 +111,14 @@ def read_text(path: Path) -> str:
     elif kind == "manual":
         text = _ROFF_ESCAPE.sub("", _ROFF_LINE.sub("", text))
     return " ".join(text.split())
+
+
+def has_no_text(path: Path) -> bool:
+    """Return whether a file can be read and holds nothing to search."""
+    try:
+        return not read_text(path)
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def chunks(document: Document, *, words: int = DEFAULT_CHUNK_WORDS) -> Iterator[Chunk]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pancake_langgraph.retrieval.base import Vector
-from pancake_langgraph.retrieval.faiss_codes import IvfCodes
+from pancake_langgraph.retrieval.faiss_codes import IvfCodes, scaled
 from pancake_langgraph.retrieval.index_state import State
 from pancake_langgraph.retrieval.partitions import Partition, PartitionId
 from pancake_langgraph.retrieval.segment import Segment
@@ -66,6 +66,7 @@ class Warmth:
 def nearest(state: State, vector: Vector, count: int) -> list[Partition]:
     """Return the nearest partitions over all segments that have some."""
     found: list[tuple[float, Partition]] = []
+    vector = scaled(vector)
     for view in state.segments:
         codes = view.segment.codes
         if not isinstance(codes, IvfCodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import weakref
@@ -30,8 +31,12 @@ class WriteLock:
                 f"{root}: process {holder} writes to this index; there is one writer and any number of readers: "
                 "open it with read_only=True, or close the other one"
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        except OSError:
+            os.close(fd)
+            raise
+        with contextlib.suppress(OSError):  # who holds it is only said in messages
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
         self._fd = fd
         _held.add(self)
 

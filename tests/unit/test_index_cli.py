@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -229,6 +230,58 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, use: Call
     (folder / "index.faiss").write_bytes(data)
     done = run("import", tmp_path / "i", "--from-langchain", folder, "--embedder", "minilm")
     assert (done.exit_code, "got 2 vectors and 3 documents" in done.output) == (1, True)
+
+
+# -- trouble --------------------------------------------------------------------------------------------------------
+
+
+def test_two_files_of_one_name_are_refused_before_one_replaces_the_other(
+    tmp_path: Path, use: Callable[[Embeddings], None]
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(name)
+    done = run("build", tmp_path / "i", tmp_path / "a", tmp_path / "b", "--embedder", "minilm")
+    assert done.exit_code == 1
+    assert f"{tmp_path}/a/x.txt and {tmp_path}/b/x.txt have one name" in done.output
+    assert not (tmp_path / "i").exists()
+    above = run("build", tmp_path / "i", tmp_path, "--embedder", "minilm")
+    assert above.exit_code == 0, above.output
+    assert len(items_of(tmp_path / "i")) == 2
+
+
+def test_a_file_that_was_emptied_leaves_nothing_behind_and_one_that_cannot_be_read_is_kept(
+    tmp_path: Path, use: Callable[[Embeddings], None]
+) -> None:
+    folder = a_folder(tmp_path, a="one two", b="three")
+    (folder / "c.txt.gz").write_bytes(gzip.compress(b"four"))
+    assert run("build", tmp_path / "i", folder, "--embedder", "minilm").exit_code == 0
+    (folder / "a.txt").write_text("")
+    (folder / "c.txt.gz").write_bytes(b"no archive")
+    done = run("build", tmp_path / "i", folder, "--embedder", "minilm")
+    assert "1 old ones removed" in done.output
+    assert sorted(text_of(item) for item in items_of(tmp_path / "i").values()) == ["four", "three"]
+
+
+class FailingEmbeddings(HashedEmbeddings):
+    """Fails, or forgets a text, when it is asked for one that says so."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        if "fail" in texts:
+            raise ConnectionError("nobody answers")
+        return super().embed_documents([text for text in texts if text != "forget"])
+
+
+@pytest.mark.parametrize(("text", "said"), [("fail", "ConnectionError: nobody answers"), ("forget", "0 vectors for 1")])
+def test_an_embedder_that_fails_ends_the_command_with_one_line(
+    tmp_path: Path, use: Callable[[Embeddings], None], text: str, said: str
+) -> None:
+    use(FailingEmbeddings())
+    done = run("build", tmp_path / "i", a_folder(tmp_path, a=text), "--embedder", "minilm")
+    assert done.exit_code == 1
+    assert said in done.output
+    assert "Traceback" not in done.output
+    assert len(done.output.splitlines()) == 1
 
 
 # -- info, verify, compact ------------------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ import os
 import pickle
 import shutil
 import struct
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.documents import Document
 
 from pancake_langgraph._errors import ConfigError, CorruptIndex
 from pancake_langgraph.retrieval.flat_file import read_flat
@@ -142,3 +145,28 @@ def test_vectors_without_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "index.faiss").write_bytes(data[:-4] + struct.pack("<f", float("nan")))
     with pytest.raises(CorruptIndex, match="NaN or infinity"):
         read_flat(tmp_path / "index.faiss")
+
+
+def test_metadata_that_name_themselves_over_and_over_are_refused_before_they_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class InMemoryDocstore:
+        def __init__(self, documents: dict[str, Document]) -> None:
+            self._dict = documents
+
+    name = "langchain_community.docstore.in_memory"
+    InMemoryDocstore.__module__, InMemoryDocstore.__qualname__ = name, "InMemoryDocstore"
+    for part in ("langchain_community", "langchain_community.docstore", name):
+        monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
+    monkeypatch.setattr(sys.modules[name], "InMemoryDocstore", InMemoryDocstore, raising=False)
+    grown: list[Any] = [1]
+    for _ in range(12):
+        grown = [grown] * 10
+    for metadata, fits in (({"k": grown}, False), ({"k": ["a" * 1000] * 50}, True)):
+        saved = (InMemoryDocstore({"x": Document("one", metadata=metadata)}), {0: "x"})
+        path = pickled(tmp_path, saved)
+        if fits:
+            assert read_saved_documents(path)[0].metadata == metadata
+        else:
+            with pytest.raises(CorruptIndex, match="say so much"):
+                read_saved_documents(path)
