@@ -87,24 +87,26 @@ class Index:
         """
         change = Change()
         for item_id in ids:
+            is_there = False
             for delta in self._deltas:
                 ordinal = delta.live(item_id)
                 if ordinal >= 0:
                     change.in_deltas.append((delta, ordinal))
-                    change.there.append(item_id)
-                    break
-            else:
-                self._prepare_in_segments(item_id, change)
+                    is_there = True
+            if self._prepare_in_segments(item_id, change) or is_there:
+                change.there.append(item_id)
         return change
 
-    def _prepare_in_segments(self, item_id: ItemId, change: Change) -> None:
+    def _prepare_in_segments(self, item_id: ItemId, change: Change) -> bool:
+        """Look in all of them: a damaged one that was restored may hold an item that was replaced meanwhile."""
         hashed = hash_of(item_id) if self._segments else 0
+        is_there = False
         for name, view in self._segments.items():
             ordinal = view.find(item_id, hashed)
             if ordinal >= 0:
                 change.in_segments.setdefault(name, []).append(ordinal)
-                change.there.append(item_id)
-                return
+                is_there = True
+        return is_there
 
     def commit(self, operation: Operation, change: Change) -> None:
         """Carry out what was prepared under the same lock; searches see all of it or nothing."""
