@@ -156,8 +156,10 @@ class DeltaView:
         return alive & mask
 
     def _shown(self, view: CheckedView, start: int) -> NDArray[np.bool_]:
-        covered = np.fromiter(map(view.covers, self.delta.namespaces), np.bool_)
-        mask = covered[self.item_namespaces[start : self.num_items]]
+        numbers, which = np.unique(self.item_namespaces[start : self.num_items], return_inverse=True)
+        namespaces = self.delta.namespaces
+        covered = np.fromiter((view.covers(namespaces[number]) for number in numbers), np.bool_, len(numbers))
+        mask = covered[which]
         if view.passes is not None:
             for at in np.flatnonzero(mask):
                 mask[at] = view.passes(self.value(start + int(at)))

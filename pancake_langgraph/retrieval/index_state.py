@@ -86,28 +86,29 @@ class Index:
             DamagedPart: if an item that may be meant cannot be read.
         """
         change = Change()
-        others: list[ItemId] = []
+        found: set[ItemId] = set()
         for item_id in ids:
             for delta in self._deltas:
                 ordinal = delta.live(item_id)
                 if ordinal >= 0:
                     change.in_deltas.append((delta, ordinal))
-                    change.there.append(item_id)
-                    break
-            else:
-                others.append(item_id)
-        if others and self._segments:
-            self._prepare_in_segments(others, change)
+                    found.add(item_id)
+        if self._segments:
+            found |= self._prepare_in_segments(ids, change)
+        change.there.extend(item_id for item_id in ids if item_id in found)
         return change
 
-    def _prepare_in_segments(self, ids: Sequence[ItemId], change: Change) -> None:
+    def _prepare_in_segments(self, ids: Sequence[ItemId], change: Change) -> set[ItemId]:
+        """Look in all of them: a damaged one that was restored may hold an item that was replaced meanwhile."""
         hashes = np.array([hash_of(item_id) for item_id in ids], np.uint64)
+        found: set[ItemId] = set()
         for name, view in self._segments.items():
             for at in view.segment.which_may_hold(hashes).tolist():
                 ordinal = view.find(ids[at], int(hashes[at]))
                 if ordinal >= 0:
                     change.in_segments.setdefault(name, []).append(ordinal)
-                    change.there.append(ids[at])
+                    found.add(ids[at])
+        return found
 
     def commit(self, operation: Operation, change: Change) -> None:
         """Carry out what was prepared under the same lock; searches see all of it or nothing."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pancake_langgraph.retrieval.base import ItemId
+from pancake_langgraph.retrieval.base import ItemId, Namespace
 from pancake_langgraph.retrieval.checks import CheckedView
 from pancake_langgraph.retrieval.masks import Bits, ViewKey, ViewMask, bits_at, num_set, packed, unpacked, with_bits
 from pancake_langgraph.retrieval.segment import Segment
@@ -111,7 +113,7 @@ def view_mask(view: CheckedView, key: ViewKey, segment: Segment, *, few: int) ->
     known = segment.masks.get(key)
     if known is not None:
         return known
-    covered = np.fromiter(map(view.covers, segment.namespaces), np.bool_, len(segment.namespaces))
+    covered = covered_by(view, segment.namespaces)
     items = covered[segment.item_namespaces] if len(covered) else np.zeros(0, np.bool_)
     if view.passes is not None:
         for ordinal in np.flatnonzero(items).tolist():
@@ -123,6 +125,16 @@ def view_mask(view: CheckedView, key: ViewKey, segment: Segment, *, few: int) ->
     mask = ViewMask(packed(items), packed(rows), np.flatnonzero(rows) if count <= few else None)
     segment.masks.put(key, mask)
     return mask
+
+
+def covered_by(view: CheckedView, namespaces: Sequence[Namespace]) -> NDArray[np.bool_]:
+    """Return which of some sorted namespaces a view covers: those below one prefix lie side by side."""
+    covered = np.zeros(len(namespaces), np.bool_)
+    for prefix in view.prefixes:
+        depth = len(prefix)
+        first = bisect_left(namespaces, prefix)
+        covered[first : bisect_right(namespaces, prefix, lo=first, key=lambda one: one[:depth])] = True
+    return covered
 
 
 def live_rows(mask: ViewMask, view: SegmentView) -> tuple[Bits, int]:

@@ -146,6 +146,22 @@ def test_sizes_can_be_asked_for_while_logs_come_and_go(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_what_a_restored_segment_brings_back_can_be_replaced_and_deleted(tmp_path: Path) -> None:
+    filled(tmp_path)
+    [damaged] = (tmp_path / "seg").glob("*/ids.u64")
+    flip(damaged, 0)
+    engine = small(str(tmp_path), flush_rows=1000, on_corrupt="skip")
+    engine.put([an_item("a", 90), an_item("b", 91)])
+    engine.settle()
+    engine.close()
+    flip(damaged, 0)
+    engine = small(str(tmp_path), flush_rows=1000)
+    engine.put([an_item("a", 92)])
+    assert engine.delete([an_id("b")]) == 1
+    assert sorted(item.value["n"] for item in engine.items(View(((("own",)),)))) == [2, 3, 10, 11, 92]
+    engine.close()
+
+
 # -- readers --------------------------------------------------------------------------------------------------------
 
 
