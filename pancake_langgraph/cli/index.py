@@ -16,6 +16,7 @@ import click
 from pancake_langgraph._errors import ConfigError, EmbedderMismatch, EmbeddingError, PancakeError
 from pancake_langgraph.cli._embedders import chosen_embedder, embedder_options
 from pancake_langgraph.cli._progress import show_progress
+from pancake_langgraph.retrieval.extra import require_retrieval
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -218,6 +219,7 @@ def compact(path: Path) -> None:
 def _one_line() -> Iterator[None]:
     """End the command with one line at an error of ours."""
     try:
+        require_retrieval()
         yield
     except PancakeError as exc:
         raise click.ClickException(str(exc)) from exc

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from pancake_langgraph._errors import PancakeError
+from pancake_langgraph.retrieval.extra import lacking
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,11 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(exc.exit_code)
     except PancakeError as exc:
         click.echo(f"pancake: {exc}", err=True)
+        sys.exit(1)
+    except ImportError as exc:
+        if (error := lacking(exc)) is None:
+            raise
+        click.echo(f"pancake: {error}", err=True)
         sys.exit(1)
     except OSError as exc:
         logger.debug("stopped by the operating system", exc_info=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph.retrieval.extra import INSTALL
 from pancake_langgraph.retrieval.masks import Bits
 
 Floats = NDArray[np.float32]
@@ -67,7 +68,7 @@ def _faiss() -> Any:
             import faiss
         except ImportError as error:
             raise RetrievalError(
-                f"Faiss cannot be imported ({error}), and large segments need it; install faiss-cpu"
+                f"Faiss cannot be imported ({error}), and large segments need it; {INSTALL}"
             ) from error
     return faiss
 

