@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from langgraph.store.base import BaseStore, IndexConfig, Op, Result, TTLConfig
 from langgraph.store.base.embed import ensure_embeddings
 
-from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.retrieval.base import Namespace, Vector, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk
+from pancake_langgraph.retrieval.opening import Access, OnCorrupt
 from pancake_langgraph.retrieval.scopes import Scope
 from pancake_langgraph.retrieval.store_batch import StoreBatch
 from pancake_langgraph.retrieval.store_core import OverCore, StoreCore, asking_agent
@@ -45,6 +45,8 @@ class PancakeStore(OverCore, BaseStore):
         index: IndexConfig | None = None,
         engine: VectorEngine | None = None,
         path: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
+        on_corrupt: OnCorrupt = "raise",
         ttl: TTLConfig | None = None,
         fingerprint: Callable[[], str | None] | str | None = None,
         cache_s: float | None = None,
@@ -57,6 +59,9 @@ class PancakeStore(OverCore, BaseStore):
             engine: An engine that is open, for example one that other stores use too; it stays open.
             path: A folder that holds the items; it is made when it is missing.  Without an engine and a path they are
                 kept in memory, and gone when the store is.
+            read_only: Whether the index at `path` is only read, beside a process that writes it; it has to be there.
+            on_corrupt: What damaged parts of the index at `path` do: `raise` an error, or `skip` them, which in a store
+                that writes gives them up.
             ttl: `default_ttl` in minutes and `refresh_on_read`, as LangGraph has them.
             fingerprint: What tells the embedder from others, or what computes it; kept with items on disk, and taken
                 from what the embedder answers by default.
@@ -65,21 +70,18 @@ class PancakeStore(OverCore, BaseStore):
             clock: Seconds since the epoch.
 
         Raises:
-            ConfigError: if `index` or `cache_s` is not usable, or an engine and a path are given.
+            ConfigError: if `index`, `engine` or `cache_s` is not usable, or what is given does not go together.
         """
         super().__init__()
         self.ttl_config = ttl
         self._fields = checked_index(index)
         dims = None if index is None else index.get("dims")
-        if engine is not None and dims is not None and engine.dim != dims:
-            raise ConfigError(
-                f"index: dims got {dims}, but the engine holds vectors of {engine.dim} numbers; leave it out"
-            )
         self._core = StoreCore(
             "pancake-memory",
             None if index is None else ensure_embeddings(index.get("embed")),
             engine=engine,
             path=path,
+            access=Access(read_only, on_corrupt),
             dim=dims,
             fingerprint=fingerprint,
             cache_s=cache_s,

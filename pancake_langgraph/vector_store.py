@@ -20,6 +20,7 @@ from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Namespace, Query
 from pancake_langgraph.retrieval.diversity import diverse
 from pancake_langgraph.retrieval.documents import DOCUMENTS, document_value, metadata_filter
 from pancake_langgraph.retrieval.new_documents import document_of, new_documents
+from pancake_langgraph.retrieval.opening import Access, OnCorrupt
 from pancake_langgraph.retrieval.store_core import OverCore, StoreCore, asking_agent
 from pancake_langgraph.retrieval.vectorizer import Vectorizer, unit_vector
 
@@ -51,6 +52,8 @@ class PancakeVectorStore(OverCore, VectorStore):
         *,
         engine: VectorEngine | None = None,
         path: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
+        on_corrupt: OnCorrupt = "raise",
         namespace: Namespace = DOCUMENTS,
         shared: Sequence[Namespace] = (),
         allowed: Collection[str] | None = None,
@@ -64,6 +67,9 @@ class PancakeVectorStore(OverCore, VectorStore):
             engine: An engine that is open, for example one that other stores use too; it stays open.
             path: A folder that holds the index; it is made when it is missing.  Without an engine and a path the
                 documents are kept in memory, and gone when the store is.
+            read_only: Whether the index at `path` is only read, beside a process that writes it; it has to be there.
+            on_corrupt: What damaged parts of the index at `path` do: `raise` an error, or `skip` them, which in a store
+                that writes gives them up.
             namespace: Where documents are written; those below it are found as well.
             shared: Further namespaces whose documents are found, and not written.
             allowed: Ids of the only documents that may ever come back; `None` allows all.
@@ -73,10 +79,19 @@ class PancakeVectorStore(OverCore, VectorStore):
                 `None` keeps none.
 
         Raises:
-            ConfigError: if an engine and a path are given, or `cache_s` is not over 0.
+            ConfigError: if an argument is not usable, or does not go with another.
         """
+        if not (hasattr(embedding, "embed_documents") and hasattr(embedding, "embed_query")):
+            raise ConfigError(f"embedding: got {type(embedding).__name__}, allowed is an Embeddings object")
+        access = Access(read_only, on_corrupt)
         self._core = StoreCore(
-            "pancake-documents", embedding, engine=engine, path=path, fingerprint=fingerprint, cache_s=cache_s
+            "pancake-documents",
+            embedding,
+            engine=engine,
+            path=path,
+            access=access,
+            fingerprint=fingerprint,
+            cache_s=cache_s,
         )
         self._embedding = embedding
         self._agent: str | None = None

@@ -145,6 +145,19 @@ class VectorEngine(Protocol):
 
 
 @runtime_checkable
+class KnowsEmbedder(Protocol):
+    """An engine that keeps whose vectors it holds."""
+
+    def name_embedder(self, fingerprint: str) -> None:
+        """Check that the vectors are of this embedder; who has none noted yet notes it, where it may write.
+
+        Raises:
+            EmbedderMismatch: if they are of another one.
+        """
+        ...
+
+
+@runtime_checkable
 class TouchesItems(Protocol):
     """An engine that can move the time at which items expire without storing them again."""
 

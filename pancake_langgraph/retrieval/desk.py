@@ -69,6 +69,11 @@ class Desk:
         """Length of every vector."""
         return self.engine.dim
 
+    @property
+    def read_only(self) -> bool:
+        """Whether the engine can only be read."""
+        return getattr(self.engine, "read_only", False) is True
+
     def add_cache(self, cache: ResultCache) -> None:
         """Have a cache hear of all writes from now on."""
         with _lock:

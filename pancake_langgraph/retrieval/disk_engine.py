@@ -135,6 +135,16 @@ class DiskVectorEngine:
         """What was found damaged and left out."""
         return tuple(self._damage.found)
 
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be written."""
+        return isinstance(self._core, IndexReader)
+
+    def name_embedder(self, fingerprint: str) -> None:
+        """Check that the vectors are of this embedder, and note it where none is noted; see `KnowsEmbedder`."""
+        self._state()  # a reader takes in what was named since
+        self._core.name_embedder(fingerprint)
+
     # -- writing --------------------------------------------------------------------------------------------------
 
     def put(self, items: Sequence[Item]) -> None:

@@ -41,6 +41,14 @@ class IndexReader:
             self._load()
         check_embedder(root, self.manifest, dim, fingerprint)
 
+    def name_embedder(self, fingerprint: str) -> None:
+        """Check the embedder of the index, as it was read last.
+
+        Raises:
+            EmbedderMismatch: if it is another one.
+        """
+        check_embedder(self._root, self.manifest, None, fingerprint)
+
     def refresh(self) -> None:
         """Take in what the writer did since the last time.
 

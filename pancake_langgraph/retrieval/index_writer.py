@@ -17,7 +17,7 @@ from pancake_langgraph.retrieval.index_core import IndexCore
 from pancake_langgraph.retrieval.index_state import Change, Index, State, named_in
 from pancake_langgraph.retrieval.loading import Damage, healed
 from pancake_langgraph.retrieval.log import Ack, LogWriter, Operation
-from pancake_langgraph.retrieval.manifest import Manifest
+from pancake_langgraph.retrieval.manifest import Manifest, check_embedder
 from pancake_langgraph.retrieval.merge import Merger
 from pancake_langgraph.retrieval.planner import is_rotten
 from pancake_langgraph.retrieval.segment_build import BuildPlan
@@ -131,6 +131,17 @@ class IndexWriter:
         if change.in_segments and any(is_rotten(size) for size in self._merger.sizes()):
             self._is_rotten = True
         return self._core.log, end
+
+    def name_embedder(self, fingerprint: str) -> None:
+        """Check the embedder of the index, and note it if there is none yet.
+
+        Raises:
+            EmbedderMismatch: if it is another one.
+            RetrievalError: if it could not be written.
+        """
+        check_embedder(self._core.root, self.manifest, None, fingerprint)
+        if self.manifest.fingerprint is None:
+            self._merger.name_embedder(fingerprint)
 
     # -- in the background ----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from pancake_langgraph.retrieval.disk import write_trouble
 from pancake_langgraph.retrieval.feeds import Feed, feed_of_delta, feed_of_segment, still_live
 from pancake_langgraph.retrieval.index_core import IndexCore
 from pancake_langgraph.retrieval.loading import healed, tidy
-from pancake_langgraph.retrieval.manifest import SEGMENTS, TOMBSTONES, SegmentEntry
+from pancake_langgraph.retrieval.manifest import SEGMENTS, TOMBSTONES, SegmentEntry, check_embedder
 from pancake_langgraph.retrieval.planner import SegmentSize, choose_merge
 from pancake_langgraph.retrieval.segment import Segment
 from pancake_langgraph.retrieval.segment_build import BuildPlan, BuildStopped, Built, SegmentBuild
@@ -65,6 +65,23 @@ class Merger:
         with self._one_at_a_time:
             self._guarded(self._flush)
             self._guarded(self._merge_all)
+
+    def name_embedder(self, fingerprint: str) -> None:
+        """Note the embedder in a new manifest, unless another was noted meanwhile.
+
+        Raises:
+            EmbedderMismatch: if so.
+            RetrievalError: if it could not be written; the index is what it was.
+        """
+        core = self._core
+        with self._one_at_a_time:
+            core.check()
+            check_embedder(core.root, core.manifest, None, fingerprint)
+            if core.manifest.fingerprint is None:
+                try:
+                    core.publish(core.manifest.next(fingerprint=fingerprint))
+                except OSError as error:
+                    raise write_trouble(error, f"{core.root}: the embedder could not be noted") from error
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         core = self._core

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
-from pancake_langgraph._errors import ConfigError
-from pancake_langgraph.retrieval.base import VectorEngine
+from pancake_langgraph._errors import ConfigError, IndexLocked
+from pancake_langgraph.retrieval.base import KnowsEmbedder, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk, desk_of
+from pancake_langgraph.retrieval.dropped import wait_for_dropped
+from pancake_langgraph.retrieval.extra import require_retrieval
 from pancake_langgraph.retrieval.partitions import PrefetchesPartitions
 from pancake_langgraph.retrieval.result_cache import ResultCache
+
+OnCorrupt = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How the index at a path is opened: beside a writer, and with or without its damaged parts."""
+
+    read_only: bool = False
+    on_corrupt: OnCorrupt = "raise"
 
 
 class LateEngine:
@@ -28,19 +43,26 @@ class LateEngine:
         *,
         learn_dim: Callable[[], int] | None,
         fingerprint: Callable[[], str | None] | str | None,
+        access: Access = Access(),
         clock: Callable[[], float] = time.time,
         cache: ResultCache | None = None,
     ) -> None:
-        """Use `engine`, or the index at `path`, or one in memory; open nothing yet.
+        """Use `engine`, or the index at `path` as `access` says, or one in memory; open nothing yet.
 
         `learn_dim` gives the length of vectors, `None` says that there will be none; `fingerprint` tells the embedder
         from others, and may be computed when it is needed; items expire by `clock`; `cache` hears of writes.
 
         Raises:
-            ConfigError: if both an engine and a path are given.
+            ConfigError: if both an engine and a path are given, the engine is none, or `access` is not usable.
         """
+        if engine is not None and not isinstance(engine, VectorEngine):
+            raise ConfigError(
+                f"engine: got {type(engine).__name__}, allowed is a VectorEngine such as DiskVectorEngine"
+            )
         if engine is not None and path is not None:
             raise ConfigError("engine and path: got both, allowed is one of them; an engine knows its own path")
+        _check_access(access, path)
+        self._access = access
         self._given = engine
         self._path = None if path is None else os.fspath(path)
         self._learn_dim = learn_dim
@@ -66,11 +88,14 @@ class LateEngine:
         Raises:
             EmbeddingError: if the embedder's answer is no vector.
             EmbedderMismatch: if the index holds vectors of another embedder.
+            ConfigError: if a package is not installed.
             RetrievalError: if the index cannot be opened.
         """
         with self._lock:
             if self._opened is None:
-                self._opened = desk_of(self._open())
+                engine = self._open()
+                self._check_embedder(engine)
+                self._opened = desk_of(engine)
                 if self._cache is not None:
                     self._opened.add_cache(self._cache)
             return self._opened
@@ -97,11 +122,51 @@ class LateEngine:
         from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
         from pancake_langgraph.retrieval.manifest import exists
 
-        fingerprint = self._fingerprint() if callable(self._fingerprint) else self._fingerprint
+        require_retrieval()
+        fingerprint = self._named_embedder()
         dim = self._dim()
-        if dim is None and not exists(Path(self._path)):
+        if dim is None and not self._access.read_only and not exists(Path(self._path)):
             dim = 1  # nothing will be embedded, and yet an index has a length
-        return DiskVectorEngine(self._path, dim=dim, fingerprint=fingerprint, clock=self._clock)
+        path, access = self._path, self._access
+
+        def open_index() -> VectorEngine:
+            wait_for_dropped()
+            return DiskVectorEngine(
+                path,
+                dim=dim,
+                fingerprint=fingerprint,
+                read_only=access.read_only,
+                on_corrupt=access.on_corrupt,
+                clock=self._clock,
+            )
+
+        try:
+            return open_index()
+        except IndexLocked:
+            gc.collect()  # the other one may be a store that nobody can reach any more, held by a cycle: a graph, say
+            return open_index()
+
+    def _check_embedder(self, engine: VectorEngine) -> None:
+        """Hold an engine that was given to one embedder; what is opened here has been told when it was opened."""
+        if engine is self._given and isinstance(engine, KnowsEmbedder):
+            fingerprint = self._named_embedder()
+            if fingerprint is not None:
+                engine.name_embedder(fingerprint)
+
+    def _named_embedder(self) -> str | None:
+        return self._fingerprint() if callable(self._fingerprint) else self._fingerprint
 
     def _dim(self) -> int | None:
         return None if self._learn_dim is None else self._learn_dim()
+
+
+def _check_access(access: Access, path: str | os.PathLike[str] | None) -> None:
+    if access.on_corrupt not in get_args(OnCorrupt):
+        raise ConfigError(f"on_corrupt: got {access.on_corrupt!r}, allowed are {', '.join(get_args(OnCorrupt))}")
+    if not isinstance(access.read_only, bool):
+        raise ConfigError(f"read_only: got {access.read_only!r}, allowed are True and False")
+    if path is None and access != Access():
+        raise ConfigError(
+            "read_only and on_corrupt: got one of them without a path, allowed are both beside `path=`; an engine that "
+            "is given was opened with its own"
+        )

@@ -154,7 +154,9 @@ class StoreBatch:
     # -- writes ---------------------------------------------------------------------------------------------------
 
     def _refresh(self, used: Sequence[Item]) -> None:
-        """Move on when items that were read expire."""
+        """Move on when items that were read expire; who only reads an index leaves that to its writer."""
+        if self.engine.read_only:
+            return
         now_s = self.clock()
         expiries: dict[ItemId, float | None] = {}
         for item in used:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Self
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import var_child_runnable_config
@@ -16,8 +18,9 @@ from langchain_core.runnables.config import var_child_runnable_config
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.retrieval.base import Hit, Namespace, Query, Vector, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk
+from pancake_langgraph.retrieval.dropped import close_when_dropped
 from pancake_langgraph.retrieval.lanes import Priority
-from pancake_langgraph.retrieval.opening import LateEngine
+from pancake_langgraph.retrieval.opening import Access, LateEngine
 from pancake_langgraph.retrieval.prefetch import PrefetchStats
 from pancake_langgraph.retrieval.result_cache import ResultCache, ResultCacheStats
 from pancake_langgraph.retrieval.vectorizer import Vectorizer
@@ -27,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class StoreCore:
-    """Opens nothing until it is needed.  Thread safe; may be used again after `close`."""
+    """Opens nothing until it is needed.  Thread safe; may be used again after `close`; closed when it is dropped."""
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class StoreCore:
         *,
         engine: VectorEngine | None,
         path: str | os.PathLike[str] | None,
+        access: Access = Access(),  # noqa: B008 - frozen
         dim: int | None = None,
         fingerprint: Callable[[], str | None] | str | None = None,
         cache_s: float | None = None,
@@ -44,9 +48,14 @@ class StoreCore:
         """Describe what a store needs; its threads are called `name`, and arguments are those of the stores.
 
         Raises:
-            ConfigError: if an engine and a path are given, or `cache_s` is not over 0.
+            ConfigError: if these do not go together, or `cache_s` is not over 0.
         """
-        dim = dim if engine is None else engine.dim
+        if isinstance(engine, VectorEngine):  # what else it may be, is refused below
+            if dim not in (None, engine.dim):
+                raise ConfigError(
+                    f"index: dims got {dim}, but the engine holds vectors of {engine.dim} numbers; leave it out"
+                )
+            dim = engine.dim
         self.clock = clock
         self.cache = _cache(cache_s, clock)
         #: For reads, and for writes, so that no read waits for an import.
@@ -56,9 +65,11 @@ class StoreCore:
             fingerprint = self.vectorizer.fingerprint
         learn_dim = None if self.vectorizer is None else self.vectorizer.learn_dim
         self._late = LateEngine(
-            engine, path, learn_dim=learn_dim, fingerprint=fingerprint, clock=clock, cache=self.cache
+            engine, path, learn_dim=learn_dim, fingerprint=fingerprint, access=access, clock=clock, cache=self.cache
         )
+        self._close = functools.partial(_close_all, self.readers, self.writers, self._late, self.vectorizer)
         self._num_lost_drafts = 0
+        close_when_dropped(self, self._close)
 
     def engine(self) -> Desk:
         """Return the engine; the first call opens it, so never call it on a loop.
@@ -88,9 +99,9 @@ class StoreCore:
             return
         try:
             if (desk := self._late.opened) is not None:
-                desk.draft(agent, text, self._embedded_draft)
+                desk.draft(agent, text, _draft_embedder(self.vectorizer))
             else:
-                self.readers.begin(self._open_for, agent, text)
+                self.readers.begin(self._open_for, agent, text, _draft_embedder(self.vectorizer))
         except RuntimeError as exc:  # no more threads; nothing depends on a draft
             self._lost(exc)
 
@@ -106,24 +117,15 @@ class StoreCore:
 
     def close(self) -> None:
         """Finish what was begun in threads, then close engine and embedder.  Idempotent; searches that wait fail."""
-        self.readers.stop()
-        self.writers.stop()
-        self._late.close()
-        if self.vectorizer is not None:
-            self.vectorizer.close()
+        self._close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _open_for(self, agent: str, text: str) -> None:
+    def _open_for(self, agent: str, text: str, embed: Callable[[str], Vector]) -> None:
         try:
-            self._late.get().draft(agent, text, self._embedded_draft)
+            self._late.get().draft(agent, text, embed)
         except Exception as exc:  # noqa: BLE001 - hints fail open; whoever searches sees the same error
             self._lost(exc)
-
-    def _embedded_draft(self, text: str) -> Vector:
-        if self.vectorizer is None:
-            raise ConfigError("drafts need an embedder")
-        return self.vectorizer.query(text, priority=Priority.PREFETCH)
 
     def _lost(self, exc: Exception) -> None:
         self._num_lost_drafts += 1
@@ -131,7 +133,10 @@ class StoreCore:
 
 
 class OverCore:
-    """What both stores have of their core: an end, hints, and counts."""
+    """What both stores have of their core: an end, hints, and counts.
+
+    A store, and all views of it, that nobody holds any more is closed in the background.
+    """
 
     __slots__ = ()
     _core: StoreCore
@@ -148,6 +153,22 @@ class OverCore:
         """Do what `close` does."""
         await asyncio.to_thread(self.close)
 
+    def __enter__(self) -> Self:
+        """Return the store; it opens at its first call."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the store; it opens at its first call."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.aclose()
+
     def draft(self, agent: str, text: str) -> None:
         """Take in the likely words of an agent's next search, so that an index on disk reads ahead what it will need.
 
@@ -163,6 +184,19 @@ class OverCore:
     def cache_stats(self) -> ResultCacheStats:
         """Return counts of the results that are kept."""
         return self._core.cache_stats()
+
+
+def _draft_embedder(vectorizer: Vectorizer) -> Callable[[str], Vector]:
+    """Return what embeds drafts; it does not hold the core, which could never be dropped then."""
+    return functools.partial(vectorizer.query, priority=Priority.PREFETCH)
+
+
+def _close_all(readers: WorkerThreads, writers: WorkerThreads, late: LateEngine, vectorizer: Vectorizer | None) -> None:
+    readers.stop()
+    writers.stop()
+    late.close()
+    if vectorizer is not None:
+        vectorizer.close()
 
 
 def asking_agent(name: str | None, namespace: Namespace) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from langchain_core.embeddings import Embeddings
 from langgraph.store.base import (
     GetOp,
     IndexConfig,
@@ -112,8 +113,10 @@ def checked_index(index: IndexConfig | None) -> list[str] | None:
         return None
     if unknown := sorted(set(index) - set(_KNOWN)):
         raise ConfigError(f"index: got {', '.join(unknown)}, allowed are {', '.join(_KNOWN)}")
-    if index.get("embed") is None:
-        raise ConfigError("index: got no 'embed', allowed are an Embeddings object, a function, and a provider string")
+    embed: Any = index.get("embed")
+    if not (callable(embed) or isinstance(embed, str | Embeddings)):
+        got = "no 'embed'" if embed is None else f"'embed' of type {type(embed).__name__}"
+        raise ConfigError(f"index: got {got}, allowed are an Embeddings object, a function, and a provider string")
     fields: Any = index.get("fields")
     if fields is None:
         return [_WHOLE]
