@@ -144,7 +144,7 @@ def test_a_reader_sees_what_a_writer_does_and_writes_nothing(
     assert found(reader, "red") == ["a", "b"]
     with pytest.raises(RetrievalError, match="read_only"):
         put(reader, "c", "red")
-    with pytest.raises(IndexLocked, match="read_only=True"):
+    with pytest.raises(IndexLocked, match="writes to this index"):
         found(open_store(WordEmbedder(), path=tmp_path), "red")
     with pytest.raises(EmbedderMismatch):
         found(open_store(OtherEmbedder(), path=tmp_path, read_only=True), "red")
