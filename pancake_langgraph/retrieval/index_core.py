@@ -10,6 +10,7 @@ from pancake_langgraph.retrieval.disk import Disk, write_trouble
 from pancake_langgraph.retrieval.index_state import Change, Index
 from pancake_langgraph.retrieval.loading import Damage, current_manifest, make, open_segments, replay, tidy
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, LogWriter, Operation
+from pancake_langgraph.retrieval.log_sizes import note_sizes, put_aside
 from pancake_langgraph.retrieval.manifest import (
     LOGS,
     SEGMENTS,
@@ -69,6 +70,7 @@ class IndexCore:
         self.index = Index(self.manifest.dim, open_segments(self.root, self.manifest, self.damage, {}))
         end = replay(self.root, self.manifest, self.damage, self.index)
         self._log_number = end.number
+        put_aside(log_path(self.root, end.number), end.end, self.disk)
         self.log = LogWriter(log_path(self.root, end.number), self.disk, end=end.end)
         self.log_seq = self.manifest.seq
         try:
@@ -159,5 +161,8 @@ class IndexCore:
             with self.lock:
                 self.index = Index(self.manifest.dim)  # searches under way hold what they look at
                 self.log.close()
+                if self._lock_file.is_held and not self.log.is_broken:
+                    logs = range(self.manifest.log_floor, self._log_number + 1)
+                    note_sizes(self.root, [log_path(self.root, number) for number in logs], self.disk)
         finally:
             self._lock_file.release()

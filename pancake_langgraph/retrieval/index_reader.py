@@ -15,7 +15,7 @@ from pancake_langgraph.retrieval.disk import size_of
 from pancake_langgraph.retrieval.index_state import Index
 from pancake_langgraph.retrieval.loading import Damage, current_manifest, healed, open_segments, replay
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log
-from pancake_langgraph.retrieval.manifest import CURRENT, Manifest, check_embedder, log_path
+from pancake_langgraph.retrieval.manifest import CURRENT, REPAIR, Manifest, check_embedder, log_path
 
 _TRIES: Final = 50
 
@@ -91,7 +91,7 @@ class IndexReader:
                 self._log_number, self._log_end = end.number, end.end
                 return
         raise CorruptIndex(
-            f"{self._root / self.manifest.file_name} names what is missing ({missing.filename}); restore it from a copy"
+            f"{self._root / self.manifest.file_name} names what is missing ({missing.filename}); {REPAIR}"
         )
 
     def _follow(self) -> bool:

@@ -18,6 +18,7 @@ from pancake_langgraph._errors import CorruptIndex, EmbedderMismatch, RetrievalE
 from pancake_langgraph.retrieval.disk import Disk, FileMark, size_of
 from pancake_langgraph.retrieval.fingerprint import are_of_one_embedder
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES
+from pancake_langgraph.retrieval.log_sizes import CLOSED
 
 #: Raised by one whenever an older version of this package could not read what a newer one writes.
 FORMAT: Final = 1
@@ -27,6 +28,8 @@ LOGS: Final = "wal"
 TOMBSTONES: Final = "dead"
 _PRODUCT: Final = "pancake-index"
 _TRIES: Final = 50
+#: What to do about damage; the end of every message about it.
+REPAIR: Final = "restore it from a copy, or run `pancake index repair` on the index, which keeps what can be read"
 _FIRST: Final = "MANIFEST-000001.json"
 
 
@@ -128,14 +131,12 @@ def read_current(root: Path) -> Manifest:
             raise RetrievalError(f"{root / CURRENT}: it cannot be read ({error.strerror})") from error
         name, _, seal = line.rstrip(b"\n").partition(b" ")
         if _seal(name) != seal:
-            raise CorruptIndex(
-                f"{root / CURRENT}: its checksum does not fit; restore it, or run verify to see the rest"
-            )
+            raise CorruptIndex(f"{root / CURRENT}: its checksum does not fit; {REPAIR}")
         try:
             return _decode(root / name.decode())
         except FileNotFoundError:
             continue  # a writer published the next one and removed this one meanwhile
-    raise CorruptIndex(f"{root / CURRENT} names {name.decode()!r}, which is missing; restore the index from a copy")
+    raise CorruptIndex(f"{root / CURRENT} names {name.decode()!r}, which is missing; {REPAIR}")
 
 
 def check_unused(root: Path) -> None:
@@ -144,11 +145,12 @@ def check_unused(root: Path) -> None:
     Raises:
         CorruptIndex: if one was; the message names a file of it.
     """
-    left = [path for path in (root / SEGMENTS).glob("*") if path.suffix != ".tmp"]
+    left = [path for path in (root / CLOSED,) if path.exists()]
+    left += [path for path in (root / SEGMENTS).glob("*") if path.suffix != ".tmp"]
     left += [path for path in (root / LOGS).glob("*.log") if size_of(path) > EMPTY_LOG_BYTES]
     left += [path for path in _manifests(root) if path.name != _FIRST]
     if left:
-        raise CorruptIndex(f"{root / CURRENT} is missing, but {left[-1]} is there; restore it from a copy")
+        raise CorruptIndex(f"{root / CURRENT} is missing, but {left[-1]} is there; {REPAIR}")
 
 
 def numbered(paths: Iterable[Path]) -> list[Path]:
@@ -210,7 +212,7 @@ def _decode(path: Path) -> Manifest:
     except OSError as error:
         raise RetrievalError(f"{path}: it cannot be read ({error.strerror})") from error
     if _seal(body) != seal:
-        raise CorruptIndex(f"{path}: its checksum does not fit; restore the index from a copy")
+        raise CorruptIndex(f"{path}: its checksum does not fit; {REPAIR}")
     try:
         found = msgspec.json.decode(body)
         if found["product"] != _PRODUCT:
@@ -221,4 +223,4 @@ def _decode(path: Path) -> Manifest:
             )
         return msgspec.convert(found, Manifest)
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise CorruptIndex(f"{path}: it is whole, but no manifest ({error}); restore the index from a copy") from error
+        raise CorruptIndex(f"{path}: it is whole, but no manifest ({error}); {REPAIR}") from error

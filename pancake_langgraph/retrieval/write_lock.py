@@ -40,6 +40,11 @@ class WriteLock:
         self._fd = fd
         _held.add(self)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it was not let go of yet."""
+        return self._fd >= 0
+
     def release(self) -> None:
         """Let go.  May be called twice."""
         fd, self._fd = self._fd, -1

@@ -290,7 +290,10 @@ def test_an_embedder_that_fails_ends_the_command_with_one_line(
 def test_info_says_what_there_is(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
     run("build", tmp_path / "i", a_folder(tmp_path, a="one", b="two"), "--embedder", "minilm")
     facts = json.loads(run("info", tmp_path / "i", "--json").output)
-    assert (facts["dim"], facts["num_items"] + facts["num_waiting"]) == (DIM, 2)
+    assert (facts["dim"], facts["num_items"], facts["num_waiting"]) == (DIM, 2, 2)
+    run("build", tmp_path / "i", tmp_path / "text", "--embedder", "minilm")
+    facts = json.loads(run("info", tmp_path / "i", "--json").output)
+    assert (facts["num_items"], facts["num_waiting"]) == (2, 2)
     run("compact", tmp_path / "i")
     [line, segment] = run("info", tmp_path / "i").output.splitlines()
     assert f"dim {DIM}, " in line
