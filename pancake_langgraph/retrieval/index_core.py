@@ -150,6 +150,11 @@ class IndexCore:
         except (OSError, RetrievalError):
             return False
 
+    def begin_ending(self) -> None:
+        """Have what is under way stop; the lock will be let go of soon."""
+        self._lock_file.is_ending = True
+        self.closing.set()
+
     def close(self) -> None:
         """Sync the log and let go of the lock.  May be called twice.
 

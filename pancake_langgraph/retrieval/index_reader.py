@@ -120,6 +120,9 @@ class IndexReader:
             healed(partial(self.index.apply, record.operation), self.index.drop, self._damage, self.lock)
         self._log_end = tail.end
 
+    def abandon(self) -> None:
+        """Do nothing: files are closed with the segments that nobody holds any more."""
+
     def close(self) -> None:
         """Let go of the index; files are closed when the last search is done with them.  May be called twice."""
         with self.lock:
