@@ -13,7 +13,7 @@ from typing import Final
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
 from pancake_langgraph.retrieval.disk import size_of
 from pancake_langgraph.retrieval.index_state import Index
-from pancake_langgraph.retrieval.loading import Damage, current_manifest, healed, open_segments, replay
+from pancake_langgraph.retrieval.loading import Damage, adapted, current_manifest, healed, open_segments, replay
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log
 from pancake_langgraph.retrieval.manifest import CURRENT, REPAIR, Manifest, check_embedder, log_path
 
@@ -32,6 +32,7 @@ class IndexReader:
             RetrievalError: if there is none.
         """
         self._root, self._damage = root, damage
+        self._dim, self._fingerprint = dim, fingerprint
         self.lock = threading.RLock()
         self._stamp: tuple[bytes, int, int] | None = None
         self._closed = False
@@ -39,13 +40,13 @@ class IndexReader:
         self.index: Index
         with self._typed():
             self._load()
-        check_embedder(root, self.manifest, dim, fingerprint)
 
     def refresh(self) -> None:
         """Take in what the writer did since the last time.
 
         Raises:
             CorruptIndex: if what it wrote is damaged.
+            EmbedderMismatch: if it has taken over another embedder than this one.
             RetrievalError: if it cannot be read, or the reader is closed.
         """
         with self.lock, self._typed():
@@ -87,6 +88,9 @@ class IndexReader:
                 missing = error
                 continue
             if self._stamp_now() == stamp:
+                # Without any vector it holds none of another length, until the writer has an embedder.
+                self.manifest = adapted(self.manifest, index, self._dim, None)
+                check_embedder(self._root, self.manifest, self._dim, self._fingerprint)
                 self.index, self._stamp = index, stamp
                 self._log_number, self._log_end = end.number, end.end
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -25,6 +25,7 @@ from pancake_langgraph.retrieval.manifest import (
     Manifest,
     SegmentEntry,
     check_unused,
+    exists,
     log_path,
     newest_whole,
     numbered,
@@ -37,6 +38,8 @@ from pancake_langgraph.retrieval.segment_view import SegmentView
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
+#: How the names of what an index consists of begin.
+_OWN: Final = ("LOCK", LOGS, SEGMENTS, TOMBSTONES, "CURRENT", "CLOSED", "MANIFEST-", "lost")
 _NOTHING: Final = LogTail((), 0, None)
 
 #: What to do about damage: `raise` refuses what needs the damaged part, `skip` leaves it out, says so, and goes on.
@@ -59,15 +62,54 @@ class Damage:
             logger.error("left out of the index: %s", error)
 
 
-def make(root: Path, dim: int | None, fingerprint: str | None, disk: Disk) -> None:
-    """Make an empty index.
+def check_folder(root: Path) -> None:
+    """Make sure that a place is an index or can become one.
+
+    Raises:
+        RetrievalError: if it is a file, or a folder that holds something else.
+    """
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise RetrievalError(f"{root}: an index is a folder, and this is a file; give the name of a folder")
+    if exists(root):
+        return
+    # What the making of an index that was cut off leaves is none of others.
+    others = [path.name for path in root.iterdir() if not path.name.startswith((".", *_OWN))]
+    if others:
+        raise RetrievalError(
+            f"{root}: there is no index here, and the folder is not empty (it has {min(others)!r}); give the name of "
+            "an empty folder, or of one that is to be made"
+        )
+
+
+def adapted(manifest: Manifest, index: Index, dim: int | None, fingerprint: str | None) -> Manifest:
+    """Return a manifest as it is for the embedder that asks.
+
+    An index without a fingerprint takes over the first one, and one that never had a vector the length as well.
+    """
+    if manifest.fingerprint is not None:
+        return manifest
+    if dim is not None and dim != manifest.dim:
+        if index.has_rows or any(entry.num_rows for entry in manifest.segments):
+            return manifest
+        manifest = replace(manifest, dim=dim)
+    return manifest if fingerprint is None else replace(manifest, fingerprint=fingerprint)
+
+
+def make(root: Path, dim: int | None, fingerprint: str | None, disk: Disk, damage: Damage) -> None:
+    """Make an empty index; where damage may be skipped, one of which only `CURRENT` is missing is left to be found.
 
     Raises:
         CorruptIndex: if there seems to be one, of which only `CURRENT` is missing.
         RetrievalError: if `dim` is not known.
         OSError: if it cannot be written.
     """
-    check_unused(root)
+    try:
+        check_unused(root)
+    except CorruptIndex as error:
+        damage.met(error)
+        return
     if dim is None:
         raise RetrievalError(f"{root}: there is no index here, and a new one needs `dim`, got None; pass it")
     disk.sync_folder(root.parent)

@@ -13,7 +13,6 @@ from typing import Final
 
 from pancake_langgraph._errors import IndexLocked
 
-
 #: For so long a dropped engine may take to stop what it merges.
 _ENDING_S: Final = 10.0
 

@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import xxhash
 
 from pancake_langgraph._errors import CorruptIndex, EmbedderMismatch, RetrievalError
-from pancake_langgraph.retrieval.base import Query, View
+from pancake_langgraph.retrieval.base import Item, Query, View
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine, describe, verify
 from pancake_langgraph.retrieval.manifest import read_current
 from tests.contract.index_kit import flip
@@ -258,6 +259,63 @@ def test_an_index_without_a_fingerprint_takes_the_first_one_over(tmp_path: Path)
     with pytest.raises(EmbedderMismatch):
         small(str(tmp_path), fingerprint="mini-2")
     assert describe(tmp_path).fingerprint == "mini-1"
+
+
+def an_item_without_vectors(key: str, number: int) -> Item:
+    """Return what a store without an embedder writes."""
+    return replace(an_item(key, number), vectors=())
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_vectors_may_come_to_an_index_that_never_had_any(tmp_path: Path, is_settled: bool) -> None:
+    engine = small(str(tmp_path), dim=1, flush_rows=1000)
+    engine.put([an_item_without_vectors("a", 1)])
+    if is_settled:
+        engine.settle()
+    reader = small(str(tmp_path), dim=DIM, read_only=True, fingerprint="mini-1")
+    other = small(str(tmp_path), dim=DIM + 1, read_only=True)
+    assert reader.search([Query(vector(1))]) == [[]]
+    assert other.dim == DIM + 1
+    engine.close()
+    engine = small(str(tmp_path), fingerprint="mini-1", flush_rows=1000)
+    engine.put([an_item("b", 2)])
+    for one in (engine, reader):
+        assert [item.id.key for item in one.items(View())] == ["b", "a"]
+        assert [hit.item.id.key for hit in one.search([Query(vector(2))])[0]] == ["b"]
+        assert (one.dim, one.fingerprint) == (DIM, "mini-1")
+    with pytest.raises(EmbedderMismatch, match=f"of {DIM + 1} numbers"):
+        other.items(View())
+    engine.compact()
+    assert [hit.item.id.key for hit in reader.search([Query(vector(2))])[0]] == ["b"]
+    for one in (engine, reader, other):
+        one.close()
+    for options in ({"dim": DIM + 1}, {"fingerprint": "mini-2"}):
+        with pytest.raises(EmbedderMismatch):
+            small(str(tmp_path), **options)
+    assert verify(tmp_path) == []
+
+
+def test_an_index_that_has_vectors_keeps_their_length(tmp_path: Path) -> None:
+    engine = small(str(tmp_path), flush_rows=1000)
+    engine.put([an_item("a", 1)])
+    engine.delete([an_id("a")])
+    engine.close()
+    for read_only in (False, True):
+        with pytest.raises(EmbedderMismatch, match=r"of 9 numbers.* of 8"):
+            small(str(tmp_path), dim=9, read_only=read_only)
+
+
+def test_what_is_no_folder_for_an_index_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RetrievalError, match="an index is a folder, and this is a file"):
+        small(str(tmp_path / "file"))
+    with pytest.raises(RetrievalError, match=r"the folder is not empty \(it has 'file'\)"):
+        small(str(tmp_path))
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "file").rename(tmp_path / ".hidden")
+    small(str(tmp_path)).close()
+    (tmp_path / "mine").write_text("mine")
+    small(str(tmp_path)).close()
 
 
 def change_format(path: Path) -> str:
