@@ -203,6 +203,14 @@ class IndexWriter:
         """
         self._merger.compact()
 
+    def rewrite(self) -> None:
+        """Write everything that can be read anew, and give up what cannot.
+
+        Raises:
+            RetrievalError: if it could not be written; the index is what it was.
+        """
+        self._merger.rewrite()
+
     def close(self) -> None:
         """End background work, sync the log and let go of the lock.  May be called twice.
 

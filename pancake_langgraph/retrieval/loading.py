@@ -19,6 +19,7 @@ from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, LogTail, LogWriter,
 from pancake_langgraph.retrieval.log_sizes import read_sizes, trouble_of
 from pancake_langgraph.retrieval.manifest import (
     LOGS,
+    LOST,
     REPAIR,
     SEGMENTS,
     TOMBSTONES,
@@ -39,7 +40,7 @@ from pancake_langgraph.retrieval.segment_view import SegmentView
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 #: How the names of what an index consists of begin.
-_OWN: Final = ("LOCK", LOGS, SEGMENTS, TOMBSTONES, "CURRENT", "CLOSED", "MANIFEST-", "lost")
+_OWN: Final = ("LOCK", LOGS, SEGMENTS, TOMBSTONES, "CURRENT", "CLOSED", "MANIFEST-", LOST)
 _NOTHING: Final = LogTail((), 0, None)
 
 #: What to do about damage: `raise` refuses what needs the damaged part, `skip` leaves it out, says so, and goes on.
@@ -127,7 +128,7 @@ def tidy(root: Path, manifest: Manifest, disk: Disk) -> None:
         *(one for one in (root / TOMBSTONES).iterdir() if one.name not in bits),
         *(one for one in logs if int(one.stem) < manifest.log_floor),
         *(one for one in (root / LOGS).glob("*-*.cut") if int(one.stem.partition("-")[0]) < manifest.log_floor),
-        *(one for one in root.glob("MANIFEST-*.json") if one.name != manifest.file_name),
+        *(one for one in root.glob("MANIFEST-*.*") if one.name not in (manifest.file_name, manifest.copy_name)),
     ):
         disk.remove(path)
 

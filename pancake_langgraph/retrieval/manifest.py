@@ -26,6 +26,8 @@ CURRENT: Final = "CURRENT"
 SEGMENTS: Final = "seg"
 LOGS: Final = "wal"
 TOMBSTONES: Final = "dead"
+#: Where a repair keeps what was damaged.
+LOST: Final = "lost"
 _PRODUCT: Final = "pancake-index"
 _TRIES: Final = 50
 #: What to do about damage; the end of every message about it.
@@ -79,6 +81,11 @@ class Manifest:
         """Name of the file that holds it."""
         return f"MANIFEST-{self.number:06d}.json"
 
+    @property
+    def copy_name(self) -> str:
+        """Name of its copy, which a repair uses where it is damaged itself."""
+        return f"MANIFEST-{self.number:06d}.copy"
+
     def next(self, **changes: Any) -> Manifest:
         """Return the manifest that follows, with `changes`."""
         return replace(self, number=self.number + 1, **changes)
@@ -97,7 +104,8 @@ def publish(root: Path, manifest: Manifest, disk: Disk) -> None:
     """
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     disk.point("publish:start")
-    disk.write(root / manifest.file_name, (body, b"\n", _seal(body), b"\n"))
+    for name in (manifest.file_name, manifest.copy_name):
+        disk.write(root / name, (body, b"\n", _seal(body), b"\n"))
     disk.sync_folder(root)
     disk.point("publish:manifest")
     temporary = root / f"{CURRENT}.tmp"
@@ -165,7 +173,8 @@ def _manifests(root: Path) -> list[Path]:
 
 def newest_whole(root: Path) -> Manifest | None:
     """Return the whole manifest with the highest number, whatever `CURRENT` says; `None` if there is none."""
-    for path in reversed(_manifests(root)):
+    found = numbered([*root.glob("MANIFEST-*.copy"), *root.glob("MANIFEST-*.json")])
+    for path in reversed(found):
         try:
             return _decode(path)
         except (CorruptIndex, FileNotFoundError):
