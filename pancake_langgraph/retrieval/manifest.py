@@ -104,8 +104,8 @@ def publish(root: Path, manifest: Manifest, disk: Disk) -> None:
     """
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     disk.point("publish:start")
-    for name in (manifest.file_name, manifest.copy_name):
-        disk.write(root / name, (body, b"\n", _seal(body), b"\n"))
+    for file_name in (manifest.file_name, manifest.copy_name):
+        disk.write(root / file_name, (body, b"\n", _seal(body), b"\n"))
     disk.sync_folder(root)
     disk.point("publish:manifest")
     temporary = root / f"{CURRENT}.tmp"
