@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -28,21 +29,30 @@ def by_hand() -> Iterator[None]:
 
 def merging() -> list[threading.Thread]:
     """Return the threads that merge."""
-    return [thread for thread in threading.enumerate() if thread.name == "pancake-index-merge"]
+    return [one for one in threading.enumerate() if one.name == "pancake-index-merge"]
+
+
+def open_below(folder: Path) -> list[str]:
+    """Return what this process has open below a folder."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was that of the listing
+            found.append(os.readlink(entry))
+    return [name for name in found if name.startswith(str(folder))]
 
 
 def test_an_engine_that_is_dropped_lets_go_of_lock_files_and_threads(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     engine = small(str(tmp_path), merge="background", flush_rows=4)
     for number in range(12):
         engine.put([an_item(f"a{number:02d}", number)])
     threads = merging()
     assert threads
+    assert open_below(tmp_path)
     del engine
     for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == []
     engine = small(str(tmp_path), flush_rows=1000)
     assert contents(engine) == {f"a{number:02d}": number for number in range(12)}
     engine.close()
