@@ -203,8 +203,19 @@ def try_to_write(path: str) -> None:
         print("opened", flush=True)
 
 
+def forgetful(path: str) -> None:
+    """Write, and end without closing."""
+    global _kept
+    _kept = small(path, flush_rows=100)
+    _kept.put([an_item("a", 1)])
+    print("put", flush=True)
+
+
+_kept: DiskVectorEngine | None = None
+
+
 if __name__ == "__main__":
     programs: dict[str, Callable[..., None]] = {
-        program.__name__: program for program in (kills, reader, fill, try_to_write)
+        program.__name__: program for program in (kills, reader, fill, try_to_write, forgetful)
     }
     programs[sys.argv[1]](*sys.argv[2:])

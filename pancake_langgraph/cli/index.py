@@ -7,14 +7,15 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pancake_langgraph._errors import ConfigError, EmbedderMismatch, EmbeddingError, PancakeError
+from pancake_langgraph._errors import ConfigError, EmbeddingError, PancakeError
 from pancake_langgraph.cli._embedders import chosen_embedder, embedder_options
+from pancake_langgraph.cli._index_vectors import answering, check_embedder, comparable
 from pancake_langgraph.cli._progress import show_progress
 from pancake_langgraph.retrieval.extra import require_retrieval
 
@@ -30,8 +31,8 @@ _BATCH: Final = 128
 #: Of a fingerprint; all of it is in the JSON.
 _SHOWN_CHARS: Final = 24
 _NAMESPACE: Final = "documents"
-#: A stored vector and what the embedder says of the same text: under this they are of two embedders.
-_SAME_COSINE: Final = 0.99
+#: In the value of a piece: the folder it was found below, so that a later build sees which files are gone.
+_FOLDER: Final = "folder"
 _INDEX = click.argument("path", metavar="INDEX", type=click.Path(path_type=Path, file_okay=False))
 _NAMESPACE_OPTION = click.option(
     "--namespace", default=_NAMESPACE, show_default=True, help="Where the documents go; labels with slashes."
@@ -60,8 +61,9 @@ def build(
 ) -> None:
     """Put the text files below each FOLDER into INDEX, which is made if there is none.
 
-    Files that were put in before are put in again as they are now; what they no longer have goes.  They are known by
-    their names below FOLDER: use another --namespace for a folder with the same names in it.
+    Files that were put in before are put in again as they are now; what they no longer have goes, and so does what came
+    from files that are gone from FOLDER.  They are known by their names below FOLDER: use another --namespace for a
+    folder with the same names in it.
     """
     from pancake_langgraph.retrieval.texts import chunks, has_no_text, read_documents, text_files
 
@@ -76,20 +78,28 @@ def build(
         pieces = (
             chunk
             for folder in folders
-            for document in read_documents(folder, files[folder])
-            for chunk in chunks(document, words=chunk_words)
+            for document in read_documents(folder, files[folder], say=lambda line: click.echo(line, err=True))
+            for chunk in chunks(document, words=chunk_words, folder=str(folder.resolve()))
         )
         used = chosen_embedder(embedder, embedder_url, model)
         with closing(_open(path, used)) as engine:
             before = _stored(engine, labels)
             written = _store_chunks(engine, used, pieces, labels)
             documents = {document for document, _ in written.values()}
-            emptied = {name for name in {*before.values()} - documents if name in named and has_no_text(named[name])}
+            stored_names = {origin.document for origin in before.values()}
+            emptied = {name for name in stored_names - documents if name in named and has_no_text(named[name])}
             changed = documents | emptied
-            stale = [item for item, document in before.items() if document in changed and item not in written]
+            roots = {str(folder.resolve()) for folder in folders}
+            gone = {one for one in before.values() if one.folder in roots and one.document not in named}
+            stale = [
+                item
+                for item, origin in before.items()
+                if item not in written and (origin.document in changed or origin in gone)
+            ]
             engine.delete(stale)
     click.echo(
         f"{len(written):,} pieces of {len(documents):,} documents put into {path}, {len(stale):,} old ones removed"
+        + (f" ({len(gone):,} files are gone)" if gone else "")
     )
 
 
@@ -134,9 +144,9 @@ def import_index(
                 f"{len(documents)} documents"
             )
         used = chosen_embedder(embedder, embedder_url, model)
-        vectors, is_changed = _comparable(flat.vectors, flat.metric)
+        vectors, is_changed = comparable(flat.vectors, flat.metric)
         if documents:
-            _check_embedder(used, documents[0].text, vectors[0])
+            check_embedder(used, documents[0].text, vectors[0])
         tick = _ticker("imported")
         with closing(_open(path, used)) as engine:
             for batch in _batches(documents):
@@ -184,15 +194,41 @@ def info(path: Path, as_json: bool) -> None:
 @_INDEX
 def verify(path: Path) -> None:
     """Read all of INDEX and say what is damaged; the exit status is 1 if anything is."""
+    from pancake_langgraph.retrieval.inspection import torn_end
     from pancake_langgraph.retrieval.inspection import verify as read_all
 
     with _one_line():
         findings = read_all(path)
+        torn = None if findings else torn_end(path)
     for finding in findings:
         click.echo(str(finding), err=True)
     if findings:
-        raise click.ClickException(f"{len(findings)} files of {path} are damaged; what is in the others can be used")
+        raise click.ClickException(
+            f"{len(findings)} files of {path} are damaged; restore them from a copy, or run `pancake index repair "
+            f"{path}`, which keeps what can be read"
+        )
+    if torn is not None:
+        click.echo(f"{torn}; whoever writes next puts them aside")
     click.echo(f"{path} is whole")
+
+
+@index.command(short_help="Make a damaged INDEX usable again.")
+@_INDEX
+def repair(path: Path) -> None:
+    """Write anew what can be read of INDEX, and name what is lost.
+
+    What was damaged is kept in its folder `lost`.  Nobody may write to INDEX meanwhile.
+    """
+    from pancake_langgraph.retrieval.repair import repair as write_anew
+
+    with _one_line():
+        done = write_anew(path)
+    if done.kept_in is None:
+        click.echo(f"{path} is whole; it was left as it is")
+        return
+    for line in done.lost:
+        click.echo(f"lost: {line}")
+    click.echo(f"{path} is whole now and has {done.num_items:,} items; what was damaged is kept in {done.kept_in}")
 
 
 @index.command()
@@ -225,20 +261,6 @@ def _one_line() -> Iterator[None]:
         raise click.ClickException(str(exc)) from exc
 
 
-@contextmanager
-def _answering() -> Iterator[None]:
-    """Say in one line that an embedder failed, whatever it raised."""
-    try:
-        yield
-    except PancakeError:
-        raise
-    except Exception as exc:
-        raise EmbeddingError(
-            f"the embedder failed ({type(exc).__name__}: {exc}); what was put in before is kept; look whether its "
-            "server runs, and run this again"
-        ) from exc
-
-
 def _named(files: Mapping[Path, Sequence[Path]]) -> dict[str, Path]:
     """Return files by their names below their folders, by which their pieces are told apart."""
     found: dict[str, Path] = {}
@@ -258,13 +280,12 @@ def _open(path: Path, embedder: Embeddings) -> VectorEngine:
     """Open or make the index for what an embedder makes."""
     from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
     from pancake_langgraph.retrieval.fingerprint import fingerprint
-    from pancake_langgraph.retrieval.inspection import describe
-    from pancake_langgraph.retrieval.manifest import CURRENT
+    from pancake_langgraph.retrieval.manifest import exists, read_current
 
-    with _answering():
+    with answering():
         made_by = fingerprint(embedder)
     kept = str(made_by)
-    if (path / CURRENT).exists() and (stored := describe(path).fingerprint) is not None:
+    if exists(path) and (stored := read_current(path).fingerprint) is not None:
         made_by.check(stored)
         kept = stored  # two sketches of one embedder differ in their last digits
     return DiskVectorEngine(path, dim=made_by.dim, fingerprint=kept)
@@ -282,13 +303,21 @@ def _labels(namespace: str) -> tuple[str, ...]:
     return labels
 
 
-def _stored(engine: VectorEngine, labels: tuple[str, ...]) -> dict[ItemId, str]:
-    """Return what a namespace holds, and of which document each is."""
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a piece is from: its file, and the folder below which that was found, if it was said."""
+
+    document: str
+    folder: str | None
+
+
+def _stored(engine: VectorEngine, labels: tuple[str, ...]) -> dict[ItemId, _Origin]:
+    """Return what a namespace holds, and where each is from."""
     from pancake_langgraph.retrieval.base import View
     from pancake_langgraph.retrieval.documents import metadata_of
 
     return {
-        item.id: str(metadata_of(item).get("source", ""))
+        item.id: _Origin(str(metadata_of(item).get("source", "")), item.value.get(_FOLDER))
         for item in engine.items(View((labels,)))
         if item.id.namespace == labels
     }
@@ -306,7 +335,7 @@ def _store_chunks(
     written: dict[ItemId, tuple[str, int]] = {}
     tick = _ticker("embedded")
     for batch in _batches(pieces):
-        with _answering():
+        with answering():
             vectors = np.asarray(embedder.embed_documents([chunk.text for chunk in batch]), dtype=np.float32)
             if len(vectors) != len(batch):
                 raise EmbeddingError(
@@ -316,41 +345,13 @@ def _store_chunks(
         for chunk, vector in zip(batch, vectors, strict=True):
             name = ItemId(labels, f"{chunk.document}#{chunk.number}")
             value = document_value(chunk.text, {"source": chunk.document, "chunk": chunk.number})
+            value[_FOLDER] = chunk.folder  # beside the metadata, which retrievers show
             now_s = time.time()
             items[name] = Item(name, value, (vector,), created_at_s=now_s, updated_at_s=now_s)
             written[name] = (chunk.document, chunk.number)
         engine.put(list(items.values()))
         tick(len(batch))
     return written
-
-
-def _check_embedder(embedder: Embeddings, text: str, vector: Any) -> None:
-    """Refuse an embedder that says something else of a text than the vector that is stored with it."""
-    import numpy as np
-
-    with _answering():
-        found = np.asarray(embedder.embed_documents([text])[0], dtype=np.float32)
-    if found.shape != vector.shape:
-        raise EmbedderMismatch(
-            f"the embedder makes vectors of {len(found)} numbers, those to import have {len(vector)}; name "
-            "the embedder that made them"
-        )
-    lengths = float(np.linalg.norm(found) * np.linalg.norm(vector))
-    if lengths == 0 or float(found @ vector) < _SAME_COSINE * lengths:
-        raise EmbedderMismatch(
-            "the embedder says something else of the first text than what is stored with it; name the embedder that "
-            "made the vectors"
-        )
-
-
-def _comparable(vectors: Any, metric: str) -> tuple[Any, bool]:
-    """Return vectors whose inner products order as the metric does, and whether that is by angle now."""
-    import numpy as np
-
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    if metric == "inner product" or np.allclose(lengths, 1.0, atol=1e-3):
-        return vectors, False
-    return vectors / np.where(lengths > 0, lengths, 1.0), True
 
 
 def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:

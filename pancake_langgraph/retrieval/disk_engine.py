@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
-import msgspec
 import numpy as np
 
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
@@ -30,13 +29,14 @@ from pancake_langgraph.retrieval.checks import (
 )
 from pancake_langgraph.retrieval.disk import Disk, size_of
 from pancake_langgraph.retrieval.disk_search import Asked, Settings
+from pancake_langgraph.retrieval.endings import end_when_dropped
 from pancake_langgraph.retrieval.faiss_codes import CODE_KINDS, CodeKind
 from pancake_langgraph.retrieval.index_reader import IndexReader
 from pancake_langgraph.retrieval.index_state import State
 from pancake_langgraph.retrieval.index_writer import IndexWriter, WriteOptions
 from pancake_langgraph.retrieval.inspection import describe, verify
 from pancake_langgraph.retrieval.loading import Damage, OnCorrupt, healed
-from pancake_langgraph.retrieval.log import Ack, LogItem, Operation
+from pancake_langgraph.retrieval.log import Ack, Operation
 from pancake_langgraph.retrieval.manifest import LOGS
 from pancake_langgraph.retrieval.partitions import Partition, PartitionId
 from pancake_langgraph.retrieval.planner import EXACT_ROWS, RECALLS, Recall
@@ -53,6 +53,8 @@ _ACKS: Final = ("sync", "group", "none")
 
 class DiskVectorEngine:
     """The port `VectorEngine` over a folder.  Thread-safe; a forked child has to open its own.
+
+    One that is dropped without `close` ends when it is garbage collected, or with the process.
 
     Views of up to `exact_rows` vectors (in each segment) are compared exactly; in larger ones `recall` says how much
     is looked at.  All matching items come back when fewer than asked for exist.
@@ -118,12 +120,12 @@ class DiskVectorEngine:
                 damage=self._damage,
                 disk=disk or Disk(),
             )
-        self._dim = self._core.manifest.dim
+        self._end = end_when_dropped(self, self._core)
 
     @property
     def dim(self) -> int:
         """Length of every vector."""
-        return self._dim
+        return self._core.manifest.dim
 
     @property
     def fingerprint(self) -> str | None:
@@ -155,9 +157,9 @@ class DiskVectorEngine:
             RetrievalError: if they could not be logged (no room, say), or the engine only reads, or is closed.
         """
         writer = self._writer()
-        accepted = checked_items(items, self._dim)
+        accepted = checked_items(items, self.dim)
         if accepted:
-            writer.write(Operation(puts=[_log_item(item) for item in accepted]))
+            writer.write(Operation(puts=[disk_items.log_item(item) for item in accepted]))
 
     def delete(self, ids: Sequence[ItemId]) -> int:
         """Delete items and return how many there were.
@@ -186,7 +188,7 @@ class DiskVectorEngine:
         def decide(state: State) -> Operation:
             found = zip(disk_items.get(state, list(expiries)), expiries.values(), strict=True)
             return Operation(
-                puts=[_log_item(replace(item, expires_at_s=at_s)) for item, at_s in found if item is not None]
+                puts=[disk_items.log_item(replace(item, expires_at_s=at_s)) for item, at_s in found if item is not None]
             )
 
         return len(writer.write_from(decide).puts)
@@ -210,7 +212,7 @@ class DiskVectorEngine:
             CorruptIndex: if something that has to be read is damaged.
         """
         self._enter()
-        asked = [Asked.of(query, self._dim) for query in queries]
+        asked = [Asked.of(query, self.dim) for query in queries]
         return self._read(lambda state: disk_search.search(state, asked, self._settings))
 
     def items(self, view: View, *, limit: int | None = None, offset: int = 0) -> list[Item]:
@@ -247,7 +249,7 @@ class DiskVectorEngine:
             InvalidQuery: as `search`.
         """
         self._enter()
-        asked = [Asked.of(query, self._dim) for query in queries]
+        asked = [Asked.of(query, self.dim) for query in queries]
         return self._read(lambda state: disk_search.prefetch(state, asked, self._settings))
 
     def partitions(self, vector: Vector, n: int) -> list[Partition]:
@@ -258,7 +260,7 @@ class DiskVectorEngine:
         """
         self._enter()
         checked_count(n, "n")
-        usable, _ = checked_query(Query(vector), self._dim)
+        usable, _ = checked_query(Query(vector), self.dim)
         return warming.nearest(self._core.index.state, usable, n) if n else []
 
     def warm(self, ids: Sequence[PartitionId]) -> int:
@@ -333,6 +335,7 @@ class DiskVectorEngine:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self._end.detach()
         self._core.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -380,18 +383,6 @@ class DiskVectorEngine:
 
     def _log_bytes(self) -> int:
         return sum(map(size_of, (self._root / LOGS).glob("*.log")))
-
-
-def _log_item(item: Item) -> LogItem:
-    return LogItem(
-        item.id.namespace,
-        item.id.key,
-        item.created_at_s,
-        item.updated_at_s,
-        item.expires_at_s,
-        msgspec.json.encode(item.value),
-        b"".join([vector.tobytes() for vector in item.vectors]),
-    )
 
 
 def _check_choice(name: str, got: object, allowed: Sequence[str]) -> None:

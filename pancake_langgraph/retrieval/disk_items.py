@@ -13,6 +13,7 @@ from pancake_langgraph.retrieval.base import Item, ItemId, View
 from pancake_langgraph.retrieval.checks import CheckedView, checked_view, latest_first
 from pancake_langgraph.retrieval.delta import DeltaView
 from pancake_langgraph.retrieval.index_state import State
+from pancake_langgraph.retrieval.log import LogItem
 from pancake_langgraph.retrieval.masks import ViewKey, bits_at
 from pancake_langgraph.retrieval.segment import hash_of
 from pancake_langgraph.retrieval.segment_view import SegmentView, view_mask
@@ -149,3 +150,16 @@ def allowed_rows(hashes: NDArray[np.uint64] | None, source: SegmentView) -> Ordi
     ordinals = np.empty(0, np.int64) if hashes is None else np.unique(source.segment.all_candidates(hashes))
     ordinals = ordinals[~bits_at(source.dead_items, ordinals)]
     return np.sort(source.segment.rows_of_all(ordinals))
+
+
+def log_item(item: Item) -> LogItem:
+    """Return an item as the log holds it."""
+    return LogItem(
+        item.id.namespace,
+        item.id.key,
+        item.created_at_s,
+        item.updated_at_s,
+        item.expires_at_s,
+        msgspec.json.encode(item.value),
+        b"".join([vector.tobytes() for vector in item.vectors]),
+    )

@@ -8,8 +8,19 @@ from pathlib import Path
 from pancake_langgraph._errors import RetrievalError
 from pancake_langgraph.retrieval.disk import Disk, write_trouble
 from pancake_langgraph.retrieval.index_state import Change, Index
-from pancake_langgraph.retrieval.loading import Damage, current_manifest, make, open_segments, replay, tidy
+from pancake_langgraph.retrieval.loading import (
+    Damage,
+    LogEnd,
+    adapted,
+    check_folder,
+    current_manifest,
+    make,
+    open_segments,
+    replay,
+    tidy,
+)
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, LogWriter, Operation
+from pancake_langgraph.retrieval.log_sizes import note_sizes, put_aside
 from pancake_langgraph.retrieval.manifest import (
     LOGS,
     SEGMENTS,
@@ -45,6 +56,7 @@ class IndexCore:
         self.log_seq = 0
         self._log_number = 0
         self._broken: str | None = None
+        check_folder(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
             self._lock_file = WriteLock(root)
@@ -63,21 +75,26 @@ class IndexCore:
         for folder in (SEGMENTS, LOGS, TOMBSTONES):
             (self.root / folder).mkdir(exist_ok=True)
         if not exists(self.root):
-            make(self.root, dim, fingerprint, self.disk)
+            make(self.root, dim, fingerprint, self.disk, self.damage)
         self.manifest = current_manifest(self.root, self.damage)
+        end = self._load()
+        if (adopted := adapted(self.manifest, self.index, dim, fingerprint)) != self.manifest:
+            self.publish(self.manifest.next(dim=adopted.dim, fingerprint=adopted.fingerprint))
+            end = self._load()
         check_embedder(self.root, self.manifest, dim, fingerprint)
-        self.index = Index(self.manifest.dim, open_segments(self.root, self.manifest, self.damage, {}))
-        end = replay(self.root, self.manifest, self.damage, self.index)
         self._log_number = end.number
+        put_aside(log_path(self.root, end.number), end.end, self.disk)
         self.log = LogWriter(log_path(self.root, end.number), self.disk, end=end.end)
         self.log_seq = self.manifest.seq
         try:
-            if fingerprint is not None and self.manifest.fingerprint is None:
-                self.publish(self.manifest.next(fingerprint=fingerprint))
             tidy(self.root, self.manifest, self.disk)
         except BaseException:
             self.log.close()
             raise
+
+    def _load(self) -> LogEnd:
+        self.index = Index(self.manifest.dim, open_segments(self.root, self.manifest, self.damage, {}))
+        return replay(self.root, self.manifest, self.damage, self.index)
 
     def check(self) -> None:
         """Refuse to go on after `close`, and where nobody knows any more what is on the device.
@@ -148,6 +165,11 @@ class IndexCore:
         except (OSError, RetrievalError):
             return False
 
+    def begin_ending(self) -> None:
+        """Have what is under way stop; the lock will be let go of soon."""
+        self._lock_file.is_ending = True
+        self.closing.set()
+
     def close(self) -> None:
         """Sync the log and let go of the lock.  May be called twice.
 
@@ -159,5 +181,8 @@ class IndexCore:
             with self.lock:
                 self.index = Index(self.manifest.dim)  # searches under way hold what they look at
                 self.log.close()
+                if self._lock_file.is_held and not self.log.is_broken:
+                    logs = range(self.manifest.log_floor, self._log_number + 1)
+                    note_sizes(self.root, [log_path(self.root, number) for number in logs], self.disk)
         finally:
             self._lock_file.release()

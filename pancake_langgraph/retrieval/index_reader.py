@@ -13,9 +13,9 @@ from typing import Final
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
 from pancake_langgraph.retrieval.disk import size_of
 from pancake_langgraph.retrieval.index_state import Index
-from pancake_langgraph.retrieval.loading import Damage, current_manifest, healed, open_segments, replay
+from pancake_langgraph.retrieval.loading import Damage, adapted, current_manifest, healed, open_segments, replay
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log
-from pancake_langgraph.retrieval.manifest import CURRENT, Manifest, check_embedder, log_path
+from pancake_langgraph.retrieval.manifest import CURRENT, REPAIR, Manifest, check_embedder, log_path
 
 _TRIES: Final = 50
 
@@ -32,6 +32,7 @@ class IndexReader:
             RetrievalError: if there is none.
         """
         self._root, self._damage = root, damage
+        self._dim, self._fingerprint = dim, fingerprint
         self.lock = threading.RLock()
         self._stamp: tuple[bytes, int, int] | None = None
         self._closed = False
@@ -39,7 +40,6 @@ class IndexReader:
         self.index: Index
         with self._typed():
             self._load()
-        check_embedder(root, self.manifest, dim, fingerprint)
 
     def name_embedder(self, fingerprint: str) -> None:
         """Check the embedder of the index, as it was read last.
@@ -54,6 +54,7 @@ class IndexReader:
 
         Raises:
             CorruptIndex: if what it wrote is damaged.
+            EmbedderMismatch: if it has taken over another embedder than this one.
             RetrievalError: if it cannot be read, or the reader is closed.
         """
         with self.lock, self._typed():
@@ -95,11 +96,14 @@ class IndexReader:
                 missing = error
                 continue
             if self._stamp_now() == stamp:
+                # Without any vector it holds none of another length, until the writer has an embedder.
+                self.manifest = adapted(self.manifest, index, self._dim, None)
+                check_embedder(self._root, self.manifest, self._dim, self._fingerprint)
                 self.index, self._stamp = index, stamp
                 self._log_number, self._log_end = end.number, end.end
                 return
         raise CorruptIndex(
-            f"{self._root / self.manifest.file_name} names what is missing ({missing.filename}); restore it from a copy"
+            f"{self._root / self.manifest.file_name} names what is missing ({missing.filename}); {REPAIR}"
         )
 
     def _follow(self) -> bool:
@@ -127,6 +131,9 @@ class IndexReader:
         for record in tail.records:
             healed(partial(self.index.apply, record.operation), self.index.drop, self._damage, self.lock)
         self._log_end = tail.end
+
+    def abandon(self) -> None:
+        """Do nothing: files are closed with the segments that nobody holds any more."""
 
     def close(self) -> None:
         """Let go of the index; files are closed when the last search is done with them.  May be called twice."""

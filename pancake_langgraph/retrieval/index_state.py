@@ -167,6 +167,11 @@ class Index:
         return sum(max(len(delta.items), delta.num_rows) for delta in self._deltas)
 
     @property
+    def has_rows(self) -> bool:
+        """Whether a delta has vectors, dead ones too."""
+        return any(delta.num_rows for delta in self._deltas)
+
+    @property
     def segments(self) -> Mapping[str, SegmentView]:
         """The segments by name."""
         return self._segments

@@ -57,7 +57,7 @@ class IndexWriter:
         self.lock = self._core.lock
         self._wake = threading.Event()
         self._flush_at = options.flush_rows
-        self._is_rotten = False
+        self._is_rotten = self._is_abandoned = False
         self._thread: threading.Thread | None = None
         self.num_failures = 0
         self._wake_if_full()
@@ -177,6 +177,8 @@ class IndexWriter:
             if not self._core.closing.is_set() and (self._is_rotten or self._is_flush_due()):
                 self._is_rotten = False
                 self._try(self.settle)
+        if self._is_abandoned:
+            self._end_quietly()
 
     def _try(self, work: Callable[[], None]) -> None:
         """Do what nobody waits for: what was written is in the log, so that failing loses nothing."""
@@ -212,6 +214,14 @@ class IndexWriter:
         """
         self._merger.compact()
 
+    def rewrite(self) -> None:
+        """Write everything that can be read anew, and give up what cannot.
+
+        Raises:
+            RetrievalError: if it could not be written; the index is what it was.
+        """
+        self._merger.rewrite()
+
     def close(self) -> None:
         """End background work, sync the log and let go of the lock.  May be called twice.
 
@@ -224,6 +234,25 @@ class IndexWriter:
             self._thread.join()
         self._merger.close()
         self._core.close()
+
+    def abandon(self) -> None:
+        """Close without anybody who waits or hears of trouble: the engine is gone.
+
+        It may run in the middle of anything, in the thread that merges too, so that this thread does it where there
+        is one.
+        """
+        self._is_abandoned = True
+        self._core.begin_ending()
+        self._wake.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._end_quietly()
+
+    def _end_quietly(self) -> None:
+        try:
+            self._merger.close()
+            self._core.close()
+        except RetrievalError as error:
+            logger.warning("an engine that was dropped without close() could not end well: %s", error)
 
     def wait_synced(self) -> None:
         """Return when everything that was written is on the device."""

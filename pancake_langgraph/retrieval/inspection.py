@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pancake_langgraph._errors import CorruptIndex
 from pancake_langgraph.retrieval.disk import FileMark, checksum_of, size_of
+from pancake_langgraph.retrieval.index_reader import IndexReader
+from pancake_langgraph.retrieval.loading import Damage
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, read_log
+from pancake_langgraph.retrieval.log_sizes import read_sizes, trouble_of
 from pancake_langgraph.retrieval.manifest import (
     LOGS,
     SEGMENTS,
@@ -37,8 +44,7 @@ class SegmentInfo:
 class IndexInfo:
     """What an index consists of.
 
-    `num_items` are those in segments that were there at the last flush; `num_waiting` is how many were put since, those
-    that replace others included.
+    `num_items` are all that are there; `num_waiting` is how many of them wait in the log for a segment.
     """
 
     dim: int
@@ -67,32 +73,33 @@ def describe(path: str | os.PathLike[str]) -> IndexInfo:
     """Return what the index at `path` consists of.  Another process may write to it meanwhile.
 
     Raises:
-        CorruptIndex: if the manifest or a log is damaged or missing.
+        CorruptIndex: if something that has to be read for it is damaged or missing.
         RetrievalError: if there is no index.
     """
     root = Path(path)
-    while True:
-        manifest = read_current(root)
-        try:
-            return _described(root, manifest)
-        except FileNotFoundError as error:
-            if read_current(root).number == manifest.number:  # else it was replaced meanwhile
-                raise CorruptIndex(f"{error.filename}: it is missing; restore it from a copy") from None
-
-
-def _described(root: Path, manifest: Manifest) -> IndexInfo:
+    reader = IndexReader(root, dim=None, fingerprint=None, damage=Damage("raise"))
+    manifest, index = reader.manifest, reader.index
+    index.expire(time.time())
+    state = index.state
+    reader.close()
     segments = tuple(
-        SegmentInfo(one.name, one.kind, one.num_items, one.num_dead, one.num_rows, one.num_bytes)
-        for one in manifest.segments
+        SegmentInfo(
+            view.segment.entry.name,
+            view.segment.entry.kind,
+            view.segment.entry.num_items,
+            view.num_dead_items,
+            view.segment.entry.num_rows,
+            view.segment.entry.num_bytes,
+        )
+        for view in state.segments
     )
-    logs = _logs(root, manifest)
-    waiting = sum(len(record.operation.puts) for log in logs for record in read_log(log).records)
-    log_bytes = sum(map(size_of, logs))
+    log_bytes = sum(map(size_of, _logs(root, manifest, {})))
+    waiting = sum(int(np.count_nonzero(one.alive())) for one in state.deltas)
     return IndexInfo(
         manifest.dim,
         manifest.fingerprint,
         manifest.format,
-        sum(one.num_items - one.num_dead for one in segments),
+        waiting + sum(view.num_items for view in state.segments),
         waiting,
         sum(one.num_bytes for one in segments) + log_bytes,
         log_bytes,
@@ -122,10 +129,28 @@ def verify(path: str | os.PathLike[str]) -> list[Finding]:
         if entry.dead is not None:
             marks.append((root / TOMBSTONES / entry.dead.name, entry.dead))
         findings += [Finding(str(file), problem) for file, mark in marks if (problem := _problem(file, mark))]
-    logs = _logs(root, manifest)
+    try:
+        sizes = read_sizes(root)
+    except CorruptIndex as error:
+        findings.append(_finding(error))
+        sizes = {}
+    logs = _logs(root, manifest, sizes)
     for at, log in enumerate(logs):
-        findings += _log_findings(log, is_last=at == len(logs) - 1)
+        findings += _log_findings(log, is_last=at == len(logs) - 1, closed_size=sizes.get(int(log.stem), 0))
     return findings
+
+
+def torn_end(path: str | os.PathLike[str]) -> Finding | None:
+    """Return how much of the last log is no whole record, which is what a crash leaves and no damage.
+
+    Raises:
+        CorruptIndex: if the manifest or a log is damaged or missing.
+        RetrievalError: if there is no index.
+    """
+    root = Path(path)
+    log = _logs(root, read_current(root), read_sizes(root))[-1]
+    more = size_of(log) - read_log(log).end if log.exists() else 0
+    return Finding(str(log), f"its last {more} bytes are no whole record, as a crash leaves them") if more else None
 
 
 def _problem(file: Path, mark: FileMark) -> str | None:
@@ -140,7 +165,7 @@ def _problem(file: Path, mark: FileMark) -> str | None:
         return f"it cannot be read ({error.strerror})"
 
 
-def _log_findings(log: Path, *, is_last: bool) -> list[Finding]:
+def _log_findings(log: Path, *, is_last: bool, closed_size: int) -> list[Finding]:
     try:
         tail = read_log(log)
     except CorruptIndex as error:
@@ -149,11 +174,8 @@ def _log_findings(log: Path, *, is_last: bool) -> list[Finding]:
         return [Finding(str(log), "it is missing")]
     except OSError as error:
         return [Finding(str(log), f"it cannot be read ({error.strerror})")]
-    if tail.damage is not None:
-        return [_finding(CorruptIndex(tail.damage))]
-    if not is_last and tail.end < size_of(log):
-        return [Finding(str(log), f"it is damaged at byte {tail.end}")]
-    return []
+    problem = trouble_of(tail, log, is_last=is_last, closed_size=closed_size)
+    return [] if problem is None else [_finding(CorruptIndex(problem))]
 
 
 def _finding(error: CorruptIndex) -> Finding:
@@ -161,8 +183,8 @@ def _finding(error: CorruptIndex) -> Finding:
     return Finding(file, problem)
 
 
-def _logs(root: Path, manifest: Manifest) -> list[Path]:
+def _logs(root: Path, manifest: Manifest, sizes: Mapping[int, int]) -> list[Path]:
     """Return the logs that there should be, in order; those behind the last one with records hold nothing."""
-    found = numbered((root / LOGS).glob("*.log"))
-    last = max((int(log.stem) for log in found if size_of(log) > EMPTY_LOG_BYTES), default=0)
+    found = {int(log.stem): size_of(log) for log in numbered((root / LOGS).glob("*.log"))}
+    last = max((one for some in (found, sizes) for one, size in some.items() if size > EMPTY_LOG_BYTES), default=0)
     return [log_path(root, number) for number in range(manifest.log_floor, max(last, manifest.log_floor) + 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -16,13 +16,17 @@ from pancake_langgraph._errors import CorruptIndex, RetrievalError
 from pancake_langgraph.retrieval.disk import Disk, checksum_of, size_of
 from pancake_langgraph.retrieval.index_state import Index
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES, LogTail, LogWriter, read_log, salvage
+from pancake_langgraph.retrieval.log_sizes import read_sizes, trouble_of
 from pancake_langgraph.retrieval.manifest import (
     LOGS,
+    LOST,
+    REPAIR,
     SEGMENTS,
     TOMBSTONES,
     Manifest,
     SegmentEntry,
     check_unused,
+    exists,
     log_path,
     newest_whole,
     numbered,
@@ -35,7 +39,8 @@ from pancake_langgraph.retrieval.segment_view import SegmentView
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
-_WAYS_OUT: Final = "restore it from a copy, or open the index with on_corrupt='skip' to use the rest"
+#: How the names of what an index consists of begin.
+_OWN: Final = ("LOCK", LOGS, SEGMENTS, TOMBSTONES, "CURRENT", "CLOSED", "MANIFEST-", LOST)
 _NOTHING: Final = LogTail((), 0, None)
 
 #: What to do about damage: `raise` refuses what needs the damaged part, `skip` leaves it out, says so, and goes on.
@@ -58,15 +63,54 @@ class Damage:
             logger.error("left out of the index: %s", error)
 
 
-def make(root: Path, dim: int | None, fingerprint: str | None, disk: Disk) -> None:
-    """Make an empty index.
+def check_folder(root: Path) -> None:
+    """Make sure that a place is an index or can become one.
+
+    Raises:
+        RetrievalError: if it is a file, or a folder that holds something else.
+    """
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise RetrievalError(f"{root}: an index is a folder, and this is a file; give the name of a folder")
+    if exists(root):
+        return
+    # What the making of an index that was cut off leaves is none of others.
+    others = [path.name for path in root.iterdir() if not path.name.startswith((".", *_OWN))]
+    if others:
+        raise RetrievalError(
+            f"{root}: there is no index here, and the folder is not empty (it has {min(others)!r}); give the name of "
+            "an empty folder, or of one that is to be made"
+        )
+
+
+def adapted(manifest: Manifest, index: Index, dim: int | None, fingerprint: str | None) -> Manifest:
+    """Return a manifest as it is for the embedder that asks.
+
+    An index without a fingerprint takes over the first one, and one that never had a vector the length as well.
+    """
+    if manifest.fingerprint is not None:
+        return manifest
+    if dim is not None and dim != manifest.dim:
+        if index.has_rows or any(entry.num_rows for entry in manifest.segments):
+            return manifest
+        manifest = replace(manifest, dim=dim)
+    return manifest if fingerprint is None else replace(manifest, fingerprint=fingerprint)
+
+
+def make(root: Path, dim: int | None, fingerprint: str | None, disk: Disk, damage: Damage) -> None:
+    """Make an empty index; where damage may be skipped, one of which only `CURRENT` is missing is left to be found.
 
     Raises:
         CorruptIndex: if there seems to be one, of which only `CURRENT` is missing.
         RetrievalError: if `dim` is not known.
         OSError: if it cannot be written.
     """
-    check_unused(root)
+    try:
+        check_unused(root)
+    except CorruptIndex as error:
+        damage.met(error)
+        return
     if dim is None:
         raise RetrievalError(f"{root}: there is no index here, and a new one needs `dim`, got None; pass it")
     disk.sync_folder(root.parent)
@@ -83,7 +127,8 @@ def tidy(root: Path, manifest: Manifest, disk: Disk) -> None:
         *(one for one in (root / SEGMENTS).iterdir() if one.name not in segments),
         *(one for one in (root / TOMBSTONES).iterdir() if one.name not in bits),
         *(one for one in logs if int(one.stem) < manifest.log_floor),
-        *(one for one in root.glob("MANIFEST-*.json") if one.name != manifest.file_name),
+        *(one for one in (root / LOGS).glob("*-*.cut") if int(one.stem.partition("-")[0]) < manifest.log_floor),
+        *(one for one in root.glob("MANIFEST-*.*") if one.name not in (manifest.file_name, manifest.copy_name)),
     ):
         disk.remove(path)
 
@@ -130,7 +175,7 @@ def open_segments(root: Path, manifest: Manifest, damage: Damage, known: Mapping
         except CorruptIndex as error:
             damage.met(error)
         except FileNotFoundError as error:
-            damage.met(CorruptIndex(f"{_missing(root, manifest.number, damage, error)}; {_WAYS_OUT}"))
+            damage.met(CorruptIndex(f"{_missing(root, manifest.number, damage, error)}; {REPAIR}"))
     return views
 
 
@@ -152,7 +197,7 @@ def read_tombstones(root: Path, entry: SegmentEntry) -> Bits | None:
         return None
     path = root / TOMBSTONES / entry.dead.name
     if path.stat().st_size != entry.dead.size or checksum_of(path) != entry.dead.checksum:
-        raise CorruptIndex(f"{path}: its checksum does not fit; restore it from a copy")
+        raise CorruptIndex(f"{path}: its checksum does not fit; {REPAIR}")
     return np.fromfile(path, np.uint8)
 
 
@@ -163,22 +208,21 @@ def replay(root: Path, manifest: Manifest, damage: Damage, index: Index) -> LogE
         CorruptIndex: if something acknowledged is not what was written, or a log is missing.
         FileNotFoundError: if a log is gone because a later manifest was published meanwhile.
     """
+    sizes = _sizes(root, damage)
     number = manifest.log_floor
     while True:
         path = log_path(root, number)
-        is_last = not _has_records_behind(root, number)
+        is_last = not _has_records_behind(root, number, sizes)
         try:
             tail = read_log(path)
-            problem = tail.damage
-            if problem is None and not is_last and tail.end < path.stat().st_size:
-                problem = f"{path}: it is damaged at byte {tail.end}"
+            problem = trouble_of(tail, path, is_last=is_last, closed_size=sizes.get(number, 0))
         except FileNotFoundError as error:
             tail, problem = _NOTHING, str(_missing(root, manifest.number, damage, error))
         except CorruptIndex as error:
             tail, problem = _NOTHING, str(error)
         records = tail.records
         if problem is not None:
-            damage.met(CorruptIndex(f"{problem}; {_WAYS_OUT}"))
+            damage.met(CorruptIndex(f"{problem}; {REPAIR}"))
             records = salvage(path) if path.exists() else ()
         for record in records:
             healed(partial(index.apply, record.operation), index.drop, damage, nullcontext())
@@ -209,7 +253,15 @@ def healed(
                 drop(error.segment, error.ordinals)
 
 
-def _has_records_behind(root: Path, number: int) -> bool:
-    """Return whether there is a later log with anything in it; one that was only just made does not count."""
-    logs = numbered((root / LOGS).glob("*.log"))
-    return any(int(path.stem) > number and size_of(path) > EMPTY_LOG_BYTES for path in logs)
+def _has_records_behind(root: Path, number: int, sizes: Mapping[int, int]) -> bool:
+    """Return whether there is, or was, a later log with anything in it; one that was only just made does not count."""
+    found = {int(path.stem): size_of(path) for path in numbered((root / LOGS).glob("*.log"))}
+    return any(one > number and size > EMPTY_LOG_BYTES for some in (found, sizes) for one, size in some.items())
+
+
+def _sizes(root: Path, damage: Damage) -> Mapping[int, int]:
+    try:
+        return read_sizes(root)
+    except CorruptIndex as error:
+        damage.met(CorruptIndex(f"{error}; {REPAIR}"))
+        return {}

@@ -158,6 +158,11 @@ class LogWriter:
             raise
         self.end = self._synced = end
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether nobody knows what is on the device."""
+        return self._broken is not None
+
     def check(self) -> None:
         """Refuse to go on where nobody knows what is on the device.
 

@@ -18,6 +18,7 @@ from pancake_langgraph._errors import CorruptIndex, EmbedderMismatch, RetrievalE
 from pancake_langgraph.retrieval.disk import Disk, FileMark, size_of
 from pancake_langgraph.retrieval.fingerprint import are_of_one_embedder
 from pancake_langgraph.retrieval.log import EMPTY_LOG_BYTES
+from pancake_langgraph.retrieval.log_sizes import CLOSED
 
 #: Raised by one whenever an older version of this package could not read what a newer one writes.
 FORMAT: Final = 1
@@ -25,8 +26,12 @@ CURRENT: Final = "CURRENT"
 SEGMENTS: Final = "seg"
 LOGS: Final = "wal"
 TOMBSTONES: Final = "dead"
+#: Where a repair keeps what was damaged.
+LOST: Final = "lost"
 _PRODUCT: Final = "pancake-index"
 _TRIES: Final = 50
+#: What to do about damage; the end of every message about it.
+REPAIR: Final = "restore it from a copy, or run `pancake index repair` on the index, which keeps what can be read"
 _FIRST: Final = "MANIFEST-000001.json"
 
 
@@ -76,6 +81,11 @@ class Manifest:
         """Name of the file that holds it."""
         return f"MANIFEST-{self.number:06d}.json"
 
+    @property
+    def copy_name(self) -> str:
+        """Name of its copy, which a repair uses where it is damaged itself."""
+        return f"MANIFEST-{self.number:06d}.copy"
+
     def next(self, **changes: Any) -> Manifest:
         """Return the manifest that follows, with `changes`."""
         return replace(self, number=self.number + 1, **changes)
@@ -94,7 +104,8 @@ def publish(root: Path, manifest: Manifest, disk: Disk) -> None:
     """
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     disk.point("publish:start")
-    disk.write(root / manifest.file_name, (body, b"\n", _seal(body), b"\n"))
+    for file_name in (manifest.file_name, manifest.copy_name):
+        disk.write(root / file_name, (body, b"\n", _seal(body), b"\n"))
     disk.sync_folder(root)
     disk.point("publish:manifest")
     temporary = root / f"{CURRENT}.tmp"
@@ -128,14 +139,12 @@ def read_current(root: Path) -> Manifest:
             raise RetrievalError(f"{root / CURRENT}: it cannot be read ({error.strerror})") from error
         name, _, seal = line.rstrip(b"\n").partition(b" ")
         if _seal(name) != seal:
-            raise CorruptIndex(
-                f"{root / CURRENT}: its checksum does not fit; restore it, or run verify to see the rest"
-            )
+            raise CorruptIndex(f"{root / CURRENT}: its checksum does not fit; {REPAIR}")
         try:
             return _decode(root / name.decode())
         except FileNotFoundError:
             continue  # a writer published the next one and removed this one meanwhile
-    raise CorruptIndex(f"{root / CURRENT} names {name.decode()!r}, which is missing; restore the index from a copy")
+    raise CorruptIndex(f"{root / CURRENT} names {name.decode()!r}, which is missing; {REPAIR}")
 
 
 def check_unused(root: Path) -> None:
@@ -144,11 +153,12 @@ def check_unused(root: Path) -> None:
     Raises:
         CorruptIndex: if one was; the message names a file of it.
     """
-    left = [path for path in (root / SEGMENTS).glob("*") if path.suffix != ".tmp"]
+    left = [path for path in (root / CLOSED,) if path.exists()]
+    left += [path for path in (root / SEGMENTS).glob("*") if path.suffix != ".tmp"]
     left += [path for path in (root / LOGS).glob("*.log") if size_of(path) > EMPTY_LOG_BYTES]
     left += [path for path in _manifests(root) if path.name != _FIRST]
     if left:
-        raise CorruptIndex(f"{root / CURRENT} is missing, but {left[-1]} is there; restore it from a copy")
+        raise CorruptIndex(f"{root / CURRENT} is missing, but {left[-1]} is there; {REPAIR}")
 
 
 def numbered(paths: Iterable[Path]) -> list[Path]:
@@ -163,7 +173,8 @@ def _manifests(root: Path) -> list[Path]:
 
 def newest_whole(root: Path) -> Manifest | None:
     """Return the whole manifest with the highest number, whatever `CURRENT` says; `None` if there is none."""
-    for path in reversed(_manifests(root)):
+    found = numbered([*root.glob("MANIFEST-*.copy"), *root.glob("MANIFEST-*.json")])
+    for path in reversed(found):
         try:
             return _decode(path)
         except (CorruptIndex, FileNotFoundError):
@@ -210,7 +221,7 @@ def _decode(path: Path) -> Manifest:
     except OSError as error:
         raise RetrievalError(f"{path}: it cannot be read ({error.strerror})") from error
     if _seal(body) != seal:
-        raise CorruptIndex(f"{path}: its checksum does not fit; restore the index from a copy")
+        raise CorruptIndex(f"{path}: its checksum does not fit; {REPAIR}")
     try:
         found = msgspec.json.decode(body)
         if found["product"] != _PRODUCT:
@@ -221,4 +232,4 @@ def _decode(path: Path) -> Manifest:
             )
         return msgspec.convert(found, Manifest)
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise CorruptIndex(f"{path}: it is whole, but no manifest ({error}); restore the index from a copy") from error
+        raise CorruptIndex(f"{path}: it is whole, but no manifest ({error}); {REPAIR}") from error

@@ -31,6 +31,8 @@ class Merger:
         """Work on an index; a flush has about `flush_rows` rows."""
         self._core, self._flush_rows, self._plan = core, flush_rows, plan
         self._one_at_a_time = threading.Lock()
+        #: Whether segments that could not be opened stay in the manifest, for whoever restores them.
+        self._keeps_damaged = True
         self.failure: str | None = None
 
     def close(self) -> None:
@@ -82,6 +84,18 @@ class Merger:
                     core.publish(core.manifest.next(fingerprint=fingerprint))
                 except OSError as error:
                     raise write_trouble(error, f"{core.root}: the embedder could not be noted") from error
+
+    def rewrite(self) -> None:
+        """Flush, write everything into one segment whether that is due or not, and give up what could not be opened.
+
+        Raises:
+            RetrievalError: if it could not be written; the index is what it was.
+        """
+        with self._one_at_a_time:
+            self._guarded(self._flush)
+            self._keeps_damaged = False
+            self._guarded(lambda: self._merge(tuple(self._core.index.segments)))
+            self._keeps_damaged = True
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         core = self._core
@@ -175,7 +189,9 @@ class Merger:
         # A tombstone must not be kept when the operation that made it is lost with the end of the log.
         writer.wait(end)
         entries = [self._with_tombstones(view) for view in views.values()]
-        skipped = [entry for entry in core.manifest.segments if entry.name not in core.index.segments]
+        skipped = [
+            entry for entry in core.manifest.segments if self._keeps_damaged and entry.name not in core.index.segments
+        ]
         manifest = core.manifest.next(
             segments=tuple(sorted((*skipped, *entries), key=lambda entry: entry.name)),
             log_floor=floor,

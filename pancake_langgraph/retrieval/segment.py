@@ -21,7 +21,7 @@ from pancake_langgraph._errors import CorruptIndex, RetrievalError
 from pancake_langgraph.retrieval.base import ItemId, Namespace
 from pancake_langgraph.retrieval.disk import checksum_of
 from pancake_langgraph.retrieval.faiss_codes import Codes, load
-from pancake_langgraph.retrieval.manifest import SEGMENTS, SegmentEntry
+from pancake_langgraph.retrieval.manifest import REPAIR, SEGMENTS, SegmentEntry
 from pancake_langgraph.retrieval.masks import MaskCache, ViewMask
 from pancake_langgraph.retrieval.segment_files import (
     CHECKED_IN_PARTS,
@@ -69,9 +69,7 @@ class DamagedPart(CorruptIndex):
 
     def __init__(self, what: str, segment: str, ordinals: Ordinals) -> None:
         """Say what is damaged."""
-        super().__init__(
-            f"{what} is damaged; restore the file from a copy, or open the index with on_corrupt='skip' to use the rest"
-        )
+        super().__init__(f"{what} is damaged; {REPAIR}")
         self.segment, self.ordinals = segment, ordinals
 
 
@@ -123,9 +121,9 @@ class Segment:
             path = self.folder / mark.name
             size = path.stat().st_size
             if size != mark.size:
-                raise CorruptIndex(f"{path}: got {size} bytes, written were {mark.size}; restore it from a copy")
+                raise CorruptIndex(f"{path}: got {size} bytes, written were {mark.size}; {REPAIR}")
             if mark.name not in CHECKED_IN_PARTS and checksum_of(path) != mark.checksum:
-                raise CorruptIndex(f"{path}: its checksum does not fit; restore it from a copy")
+                raise CorruptIndex(f"{path}: its checksum does not fit; {REPAIR}")
 
     def ignore(self, ordinals: Ordinals) -> None:
         """Do not complain about damaged items any more: they are dead in every view from now on."""

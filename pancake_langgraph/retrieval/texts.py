@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,6 +27,8 @@ _ROFF_ESCAPE: Final = re.compile(r"\\(?:f(?:\[[^]]*\]|\([^ ]{2}|.)|s[-+]?\d|\([^
 #: Larger files are data rather than text.
 MAX_FILE_BYTES: Final = 32_000_000
 DEFAULT_CHUNK_WORDS: Final = 90
+#: A text of which more than one in so many characters cannot be read is none.
+_STRANGE_PART: Final = 10
 #: HTML whose text nobody reads.
 _SILENT_TAGS: Final = frozenset({"head", "nav", "script", "style"})
 
@@ -40,11 +43,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Words of a document; `number` counts from 0 within it."""
+    """Words of a document; `number` counts from 0 within it, `folder` is what its name is below, if that was said."""
 
     document: str
     number: int
     text: str
+    folder: str | None = None
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -65,10 +69,13 @@ def text_files(folder: Path) -> list[Path]:
     ]
 
 
-def read_documents(folder: Path, files: Iterable[Path] | None = None) -> Iterator[Document]:
+def read_documents(
+    folder: Path, files: Iterable[Path] | None = None, *, say: Callable[[str], object] = logger.warning
+) -> Iterator[Document]:
     """Yield the text files below `folder`, or of those `files` only, in their order.
 
-    Files without text are left out, and, with a warning, those that are too large or cannot be read.
+    Files without text are left out, and those that are too large, are no text or cannot be read; of each of these
+    `say` is told in a line.
 
     Raises:
         ConfigError: if there is no such folder.
@@ -77,11 +84,14 @@ def read_documents(folder: Path, files: Iterable[Path] | None = None) -> Iterato
         relative = path.relative_to(folder)
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
-                logger.warning("left out %s: it has more than %d bytes", relative, MAX_FILE_BYTES)
+                say(f"left out {relative}: it has more than {MAX_FILE_BYTES} bytes")
                 continue
             text = read_text(path)
+        except UnicodeError:
+            say(f"left out {relative}: it is no text in UTF-8 or UTF-16")
+            continue
         except (OSError, EOFError, zlib.error) as exc:
-            logger.warning("left out %s: %s", relative, type(exc).__name__)
+            say(f"left out {relative}: {type(exc).__name__}")
             continue
         if text:
             yield Document(relative.as_posix(), text)
@@ -94,6 +104,7 @@ def read_text(path: Path) -> str:
         OSError: if it cannot be read.
         EOFError: if it is compressed and cut short.
         zlib.error: if it is compressed and damaged.
+        UnicodeError: if it is no text: it has zero bytes, or more than a tenth of it is not UTF-8.
     """
     if path.stat().st_size > MAX_FILE_BYTES:
         return ""
@@ -104,7 +115,7 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
     if len(data) > MAX_FILE_BYTES:
         return ""
-    text = data.decode("utf-8", errors="replace")
+    text = _decoded(data)
     kind = _kind(path)
     if kind == "html":
         text = _html_text(text)
@@ -117,11 +128,21 @@ def has_no_text(path: Path) -> bool:
     """Return whether a file can be read and holds nothing to search."""
     try:
         return not read_text(path)
-    except (OSError, EOFError, zlib.error):
+    except (OSError, EOFError, zlib.error, UnicodeError):
         return False
 
 
-def chunks(document: Document, *, words: int = DEFAULT_CHUNK_WORDS) -> Iterator[Chunk]:
+def _decoded(data: bytes) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        text = data.decode("utf-16")
+    else:
+        text = data.decode("utf-8", errors="replace")  # a few letters of an older encoding do no harm
+    if "\0" in text or _STRANGE_PART * text.count("\ufffd") > len(text):
+        raise UnicodeError("no text")
+    return text
+
+
+def chunks(document: Document, *, words: int = DEFAULT_CHUNK_WORDS, folder: str | None = None) -> Iterator[Chunk]:
     """Yield a document's text in pieces of `words` words; the last one may be shorter.
 
     Raises:
@@ -131,7 +152,7 @@ def chunks(document: Document, *, words: int = DEFAULT_CHUNK_WORDS) -> Iterator[
         raise ConfigError(f"words of a chunk: got {words}, allowed is 1 or more")
     every = document.text.split()
     for number, start in enumerate(range(0, len(every), words)):
-        yield Chunk(document.name, number, " ".join(every[start : start + words]))
+        yield Chunk(document.name, number, " ".join(every[start : start + words]), folder)
 
 
 def _kind(path: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ from pancake_langgraph._errors import RetrievalError
 from pancake_langgraph.retrieval.base import View
 from pancake_langgraph.retrieval.disk import Disk
 from pancake_langgraph.retrieval.disk_engine import verify
+from pancake_langgraph.retrieval.inspection import torn_end
 from pancake_langgraph.retrieval.manifest import SEGMENTS, read_current
 from tests.contract.index_kit import flip, output_of, start
 from tests.index_children import an_item, carry_out, contents, script, small
@@ -66,10 +68,11 @@ def test_a_log_cut_at_any_byte_of_its_last_record_is_read_up_to_it(tmp_path: Pat
     before = log.stat().st_size
     engine.put([an_item("b", 2)])
     after = log.stat().st_size
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     engine.close()
     for cut in range(before, after):
         path = tmp_path / "cut"
-        shutil.copytree(tmp_path / "whole", path)
+        shutil.copytree(tmp_path / "killed", path)
         with (path / "wal" / log.name).open("r+b") as file:
             file.truncate(cut)
         engine = small(str(path), flush_rows=100)
@@ -82,17 +85,33 @@ def test_a_log_cut_at_any_byte_of_its_last_record_is_read_up_to_it(tmp_path: Pat
         shutil.rmtree(path)
 
 
-def test_a_log_whose_last_record_is_torn_inside_is_read_up_to_it(tmp_path: Path) -> None:
-    engine = small(str(tmp_path), flush_rows=100)
+def test_a_log_whose_last_record_is_torn_inside_is_read_up_to_it_and_the_rest_is_put_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = small(str(tmp_path / "open"), flush_rows=100)
     engine.put([an_item("a", 1)])
-    [log] = (tmp_path / "wal").iterdir()
+    [log] = (tmp_path / "open" / "wal").iterdir()
     before = log.stat().st_size
     engine.put([an_item("b", 2)])
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "open", killed)
     engine.close()
-    flip(log, before + 40)
-    engine = small(str(tmp_path), flush_rows=100)
+    torn = log.read_bytes()[before:]
+    flip(killed / "wal" / log.name, before + 40)
+    assert verify(killed) == []
+    assert "no whole record, as a crash leaves them" in str(torn_end(killed))
+    with caplog.at_level(logging.WARNING):
+        engine = small(str(killed), flush_rows=100)
     assert contents(engine) == {"a": 1}
+    [line] = [record.getMessage() for record in caplog.records]
+    assert f"its last {len(torn)} bytes are no whole record" in line
+    [aside] = (killed / "wal").glob("*.cut")
+    kept = aside.read_bytes()
+    assert [at for at, byte in enumerate(kept) if byte != torn[at]] == [40]
+    assert torn_end(killed) is None
+    engine.settle()
     engine.close()
+    assert not aside.exists()
 
 
 # -- a full disk ----------------------------------------------------------------------------------------------------

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import xxhash
 
 from pancake_langgraph._errors import CorruptIndex, EmbedderMismatch, RetrievalError
-from pancake_langgraph.retrieval.base import Query, View
+from pancake_langgraph.retrieval.base import Item, Query, View
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine, describe, verify
 from pancake_langgraph.retrieval.manifest import read_current
 from tests.contract.index_kit import flip
@@ -147,6 +150,62 @@ def test_damage_inside_the_log_is_named_and_its_other_records_can_be_used(path: 
     engine.close()
 
 
+@pytest.mark.parametrize(("left", "kept"), [(None, 4), (-1, 4), (-300, 3), (-1060, 0), (0, 0)])
+def test_a_log_that_lost_its_end_after_a_close_is_named_and_left_as_it_is(
+    tmp_path: Path, left: int | None, kept: int
+) -> None:
+    engine = small(str(tmp_path), flush_rows=1000)
+    for number in range(5):
+        engine.put([an_item(f"a{number}", number)])
+    engine.close()
+    [log] = (tmp_path / "wal").iterdir()
+    size = log.stat().st_size
+    if left is None:
+        flip(log, -5)
+    else:
+        os.truncate(log, size + left if left else 0)
+    harmed = log.read_bytes()
+    for opened in (reader, lambda path: small(str(path)), describe):
+        with pytest.raises(CorruptIndex, match=f"{log}: it is whole up to byte .*, and had {size} when"):
+            opened(tmp_path)
+    assert [finding.file for finding in verify(tmp_path)] == [str(log)]
+    assert log.read_bytes() == harmed
+    engine = small(str(tmp_path), on_corrupt="skip")
+    assert set(contents(engine)) == {f"a{number}" for number in range(kept)}
+    engine.close()
+    with pytest.raises(CorruptIndex):
+        reader(tmp_path)
+
+
+def test_what_was_whole_at_a_close_is_still_looked_after_when_a_later_writer_was_killed(tmp_path: Path) -> None:
+    engine = small(str(tmp_path / "open"), flush_rows=1000)
+    engine.put([an_item("a", 1)])
+    engine.close()
+    engine = small(str(tmp_path / "open"), flush_rows=1000)
+    engine.put([an_item("b", 2)])
+    shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    engine.close()
+    [log] = (tmp_path / "killed" / "wal").iterdir()
+    os.truncate(log, log.stat().st_size - 1)
+    engine = small(str(tmp_path / "killed"), flush_rows=1000)
+    assert contents(engine) == {"a": 1}
+    engine.close()
+    os.truncate(log, 50)
+    with pytest.raises(CorruptIndex, match=str(log)):
+        small(str(tmp_path / "killed"))
+
+
+def test_a_damaged_note_of_the_close_is_named(path: Path) -> None:
+    flip(path / "CLOSED", 1)
+    with pytest.raises(CorruptIndex, match="CLOSED: its checksum"):
+        reader(path)
+    assert [finding.file for finding in verify(path)] == [str(path / "CLOSED")]
+    engine = small(str(path), on_corrupt="skip", flush_rows=1000)
+    assert contents(engine) == {**FIRST, **SECOND, **WAITING}
+    engine.close()
+    assert verify(path) == []
+
+
 @pytest.mark.parametrize("at", [0, 12, -2])
 def test_a_damaged_manifest_is_named(path: Path, at: int) -> None:
     damaged = path / read_current(path).file_name
@@ -202,6 +261,63 @@ def test_an_index_without_a_fingerprint_takes_the_first_one_over(tmp_path: Path)
     assert describe(tmp_path).fingerprint == "mini-1"
 
 
+def an_item_without_vectors(key: str, number: int) -> Item:
+    """Return what a store without an embedder writes."""
+    return replace(an_item(key, number), vectors=())
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_vectors_may_come_to_an_index_that_never_had_any(tmp_path: Path, is_settled: bool) -> None:
+    engine = small(str(tmp_path), dim=1, flush_rows=1000)
+    engine.put([an_item_without_vectors("a", 1)])
+    if is_settled:
+        engine.settle()
+    reader = small(str(tmp_path), dim=DIM, read_only=True, fingerprint="mini-1")
+    other = small(str(tmp_path), dim=DIM + 1, read_only=True)
+    assert reader.search([Query(vector(1))]) == [[]]
+    assert other.dim == DIM + 1
+    engine.close()
+    engine = small(str(tmp_path), fingerprint="mini-1", flush_rows=1000)
+    engine.put([an_item("b", 2)])
+    for one in (engine, reader):
+        assert [item.id.key for item in one.items(View())] == ["b", "a"]
+        assert [hit.item.id.key for hit in one.search([Query(vector(2))])[0]] == ["b"]
+        assert (one.dim, one.fingerprint) == (DIM, "mini-1")
+    with pytest.raises(EmbedderMismatch, match=f"of {DIM + 1} numbers"):
+        other.items(View())
+    engine.compact()
+    assert [hit.item.id.key for hit in reader.search([Query(vector(2))])[0]] == ["b"]
+    for one in (engine, reader, other):
+        one.close()
+    for options in ({"dim": DIM + 1}, {"fingerprint": "mini-2"}):
+        with pytest.raises(EmbedderMismatch):
+            small(str(tmp_path), **options)
+    assert verify(tmp_path) == []
+
+
+def test_an_index_that_has_vectors_keeps_their_length(tmp_path: Path) -> None:
+    engine = small(str(tmp_path), flush_rows=1000)
+    engine.put([an_item("a", 1)])
+    engine.delete([an_id("a")])
+    engine.close()
+    for read_only in (False, True):
+        with pytest.raises(EmbedderMismatch, match=r"of 9 numbers.* of 8"):
+            small(str(tmp_path), dim=9, read_only=read_only)
+
+
+def test_what_is_no_folder_for_an_index_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RetrievalError, match="an index is a folder, and this is a file"):
+        small(str(tmp_path / "file"))
+    with pytest.raises(RetrievalError, match=r"the folder is not empty \(it has 'file'\)"):
+        small(str(tmp_path))
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "file").rename(tmp_path / ".hidden")
+    small(str(tmp_path)).close()
+    (tmp_path / "mine").write_text("mine")
+    small(str(tmp_path)).close()
+
+
 def change_format(path: Path) -> str:
     """Make the manifest one of a later format, with a checksum that fits."""
     file = path / read_current(path).file_name
@@ -242,6 +358,13 @@ def test_where_there_is_no_index_it_is_said(tmp_path: Path) -> None:
 
 def test_an_index_is_described(path: Path) -> None:
     found = describe(path)
-    assert (found.dim, found.num_items, found.num_waiting) == (DIM, len(FIRST) + len(SECOND), len(WAITING))
-    assert [(one.kind, one.num_items, one.num_dead) for one in found.segments] == [("sq8", 13, 1), ("flat", 5, 0)]
+    everything = len(FIRST) + len(SECOND) + len(WAITING)
+    assert (found.dim, found.num_items, found.num_waiting) == (DIM, everything, len(WAITING))
+    engine = small(str(path), flush_rows=1000)
+    for _ in range(3):
+        engine.put([an_item("a90", 900), an_item("a00", 0)])
+    engine.close()
+    found = describe(path)
+    assert (found.num_items, found.num_waiting) == (everything, len(WAITING) + 1)
+    assert [(one.kind, one.num_items, one.num_dead) for one in found.segments] == [("sq8", 13, 2), ("flat", 5, 0)]
     assert found.num_bytes > sum(one.num_bytes for one in found.segments) > 0

@@ -101,9 +101,47 @@ def test_building_again_replaces_documents_and_keeps_others(tmp_path: Path, use:
     a_folder(tmp_path, a="seven")
     done = run("build", tmp_path / "i", folder, *options)
     assert "1 pieces of 1 documents" in done.output
-    assert "1 old ones removed" in done.output
+    assert "2 old ones removed (1 files are gone)" in done.output
     kept = {name: text_of(item) for name, item in items_of(tmp_path / "i").items()}
-    assert kept == {ItemId(("team", "docs"), "a.txt#0"): "seven", ItemId(("team", "docs"), "b.txt#0"): "six"}
+    assert kept == {ItemId(("team", "docs"), "a.txt#0"): "seven"}
+    done = run("build", tmp_path / "i", folder, *options)
+    assert "0 old ones removed\n" in done.output
+
+
+def test_what_came_from_another_folder_or_namespace_stays(
+    tmp_path: Path, use: Callable[[Embeddings], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(name)
+        (tmp_path / name / f"{name}-more.txt").write_text(f"{name} more")
+        run("build", tmp_path / "i", tmp_path / name, "--embedder", "minilm")
+        run("build", tmp_path / "i", tmp_path / name, "--embedder", "minilm", "--namespace", "other")
+    (tmp_path / "one" / "one.txt").unlink()
+    (tmp_path / "two" / "two.txt").unlink()
+    monkeypatch.chdir(tmp_path)
+    done = run("build", tmp_path / "i", "one", "--embedder", "minilm")
+    assert "1 old ones removed (1 files are gone)" in done.output
+    found = items_of(tmp_path / "i")
+    assert {text_of(item) for name, item in found.items() if name.namespace == ("documents",)} == {
+        *("one more", "two", "two more")
+    }
+    assert len(found) == 3 + 4
+
+
+def test_what_is_no_text_is_left_out_with_a_line(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
+    folder = a_folder(tmp_path, a="one")
+    (folder / "bad.txt").write_bytes(b"\xff\xfe\x00")
+    (folder / "zero.txt").write_bytes(b"ab\x00cd")
+    (folder / "noise.txt").write_bytes(bytes(range(128, 256)))
+    (folder / "wide.txt").write_bytes("breit ü".encode("utf-16"))
+    (folder / "old.txt").write_bytes("ein großer Baum".encode("latin-1"))
+    done = run("build", tmp_path / "i", folder, "--embedder", "minilm")
+    lines = [line for line in done.output.splitlines() if line.startswith("left out")]
+    assert lines == [f"left out {name}.txt: it is no text in UTF-8 or UTF-16" for name in ("bad", "noise", "zero")]
+    assert sorted(text_of(item) for item in items_of(tmp_path / "i").values()) == [
+        *("breit ü", "ein gro\ufffder Baum", "one")
+    ]
 
 
 def test_many_texts_go_in_batches(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
@@ -290,7 +328,10 @@ def test_an_embedder_that_fails_ends_the_command_with_one_line(
 def test_info_says_what_there_is(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
     run("build", tmp_path / "i", a_folder(tmp_path, a="one", b="two"), "--embedder", "minilm")
     facts = json.loads(run("info", tmp_path / "i", "--json").output)
-    assert (facts["dim"], facts["num_items"] + facts["num_waiting"]) == (DIM, 2)
+    assert (facts["dim"], facts["num_items"], facts["num_waiting"]) == (DIM, 2, 2)
+    run("build", tmp_path / "i", tmp_path / "text", "--embedder", "minilm")
+    facts = json.loads(run("info", tmp_path / "i", "--json").output)
+    assert (facts["num_items"], facts["num_waiting"]) == (2, 2)
     run("compact", tmp_path / "i")
     [line, segment] = run("info", tmp_path / "i").output.splitlines()
     assert f"dim {DIM}, " in line
@@ -310,6 +351,33 @@ def test_verify_names_what_is_damaged_and_fails(tmp_path: Path, use: Callable[[E
     assert done.exit_code == 1
     assert f"{file}: its checksum does not fit" in done.output
     assert f"1 files of {tmp_path / 'i'} are damaged" in done.output
+    assert f"run `pancake index repair {tmp_path / 'i'}`" in done.output
+
+
+def test_repair_keeps_what_can_be_read_and_names_the_rest(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
+    run("build", tmp_path / "i", a_folder(tmp_path, a="one", b="two"), "--chunk-words", 1, "--embedder", "minilm")
+    assert run("repair", tmp_path / "i").output == f"{tmp_path / 'i'} is whole; it was left as it is\n"
+    run("compact", tmp_path / "i")
+    [file] = (tmp_path / "i" / "seg").rglob("docs.bin")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    done = run("repair", tmp_path / "i")
+    assert done.exit_code == 0, done.output
+    assert f"lost: {file}: the document at byte" in done.output
+    assert f"has 1 items; what was damaged is kept in {tmp_path / 'i' / 'lost' / '001'}" in done.output
+    assert run("verify", tmp_path / "i").output == f"{tmp_path / 'i'} is whole\n"
+    assert len(items_of(tmp_path / "i")) == 1
+
+
+def test_verify_says_that_a_crash_left_a_torn_record(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
+    run("build", tmp_path / "i", a_folder(tmp_path, a="one", b="two"), "--embedder", "minilm")
+    [log] = (tmp_path / "i" / "wal").iterdir()
+    with log.open("ab") as file:
+        file.write(b"torn")
+    done = run("verify", tmp_path / "i")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, f"{tmp_path / 'i'} is whole")
+    assert f"{log}: its last 4 bytes are no whole record, as a crash leaves them" in done.output
 
 
 def test_compact_gives_back_what_deleted_items_took(tmp_path: Path, use: Callable[[Embeddings], None]) -> None:
@@ -325,7 +393,7 @@ def test_compact_gives_back_what_deleted_items_took(tmp_path: Path, use: Callabl
     assert len(items_of(tmp_path / "i")) == 1
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "compact"])
+@pytest.mark.parametrize("command", ["info", "verify", "compact", "repair"])
 def test_where_there_is_no_index_one_line_says_so(tmp_path: Path, command: str) -> None:
     done = run(command, tmp_path / "nowhere")
     assert done.exit_code == 1
