@@ -207,6 +207,7 @@ async def test_restarts_of_the_engine_are_counted(folder):
 
         await subscriber.start()
         try:
+            await publisher.subscribed()
             for first in (0, 100):
                 await publisher.publish(stored(first))
             await until(lambda: subscriber.index.num_blocks == 2)
