@@ -145,11 +145,14 @@ class PancakeVectorStore(OverCore, VectorStore):
         """Return a store over the same engine for another namespace: for one of several agents, say.
 
         Arguments are those of the constructor; `agent` says whose drafts and searches belong together, by default those
-        of one thread of a graph, and outside of graphs those of one namespace.  All of them share threads and engine;
-        close the first one only.
+        of one thread of a graph, and outside of graphs those of one namespace.  What this store does not allow no view
+        of it does; its namespaces are free to choose, so hand out no more than what may be seen.  All of them share
+        threads and engine; close the first one only.
         """
         clone = copy.copy(self)
         clone._agent = agent or self._agent
+        if self._allowed is not None:
+            allowed = self._allowed if allowed is None else self._allowed.intersection(allowed)
         clone._limit_to(namespace, shared, allowed)
         return clone
 
@@ -197,9 +200,9 @@ class PancakeVectorStore(OverCore, VectorStore):
         _refuse_unknown(kwargs)
         engine = self._core.engine()
         if ids is not None:
-            engine.delete([self._id(one) for one in ids])
+            engine.delete([self._id(one) for one in ids if self._allowed is None or one in self._allowed])
             return True
-        view = View((self._namespace,))
+        view = View((self._namespace,), allowed=self._allowed_ids)
         found = [item.id for item in engine.items(view) if item.id.namespace == self._namespace]
         for start in range(0, len(found), _PAGE):
             engine.delete(found[start : start + _PAGE])
@@ -329,6 +332,11 @@ class PancakeVectorStore(OverCore, VectorStore):
         self._namespace: Namespace = tuple(namespace)
         self._prefixes = (self._namespace, *(tuple(one) for one in shared))
         self._allowed = None if allowed is None else frozenset(allowed)
+        self._allowed_ids = (
+            None
+            if self._allowed is None
+            else frozenset(ItemId(prefix, key) for prefix in self._prefixes for key in self._allowed)
+        )
 
     @property
     def _vectorizer(self) -> Vectorizer:
@@ -354,11 +362,7 @@ class PancakeVectorStore(OverCore, VectorStore):
         return [item.id.key for item in items]
 
     def _query(self, vector: Vector, k: int, where: Mapping[str, Any] | None) -> Query:
-        allowed = self._allowed
-        if allowed is None:
-            return Query(vector, View(self._prefixes, metadata_filter(where)), k)
-        ids = frozenset(ItemId(prefix, key) for prefix in self._prefixes for key in allowed)
-        return Query(vector, View(self._prefixes, metadata_filter(where), ids), k)
+        return Query(vector, View(self._prefixes, metadata_filter(where), self._allowed_ids), k)
 
     def _search(self, query: Query) -> list[Hit]:
         return self._core.search((query,), (asking_agent(self._agent, self._namespace),))[0]

@@ -123,6 +123,8 @@ class Desk:
         if not isinstance(self.engine, PrefetchesPartitions):
             return
         with _lock:
+            if self.num_users <= 0:
+                return  # the last one has just left: nobody would end the thread
             if self._prefetcher is None:
                 settings = DraftSettings(budget_bytes=PREFETCH_BYTES)
                 self._prefetcher = PartitionPrefetcher(self.engine, settings, embed=embed)

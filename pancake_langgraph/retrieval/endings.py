@@ -8,8 +8,6 @@ import os
 import weakref
 from typing import Any, Protocol
 
-from pancake_langgraph._errors import RetrievalError
-
 logger = logging.getLogger(__name__)
 
 
@@ -52,5 +50,5 @@ def _close_all() -> None:
     for engine in list(_open):
         try:
             engine.close()
-        except RetrievalError as error:
+        except Exception as error:  # noqa: BLE001 - the process ends, and the others are to be closed as well
             logger.warning("an engine could not be closed at the end of the process: %s", error)

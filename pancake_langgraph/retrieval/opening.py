@@ -101,16 +101,18 @@ class LateEngine:
             return self._opened
 
     def close(self) -> None:
-        """Close what was opened here; a later `get` opens it again.  Idempotent."""
+        """Close what was opened here; a later `get` opens it again, and waits for the end of this.  Idempotent."""
         with self._lock:
             desk, self._opened = self._opened, None
-        if desk is None:
-            return
-        desk.leave()
-        if desk.engine is not self._given:
-            desk.engine.close()
-        if self._cache is not None:
-            self._cache.clear()  # of what others write until it is opened again nobody tells
+            if desk is None:
+                return
+            try:
+                desk.leave()
+                if desk.engine is not self._given:
+                    desk.engine.close()
+            finally:
+                if self._cache is not None:
+                    self._cache.clear()  # of what others write until it is opened again nobody tells
 
     def _open(self) -> VectorEngine:
         if self._given is not None:

@@ -167,15 +167,19 @@ class StoreBatch:
                 expiries[item.id] = now_s + ttl_s
         if not expiries:
             return
+        read = {item.id: item.updated_at_s for item in used}
         with self.write_lock:
-            if isinstance(self.engine, TouchesItems):
-                self.engine.touch(expiries)
-                return
-            # Read again under the lock: what somebody wrote meanwhile is not to be written over.
+            # Read again under the lock: what somebody wrote meanwhile has an end of its own, or none.
             current = [
-                item for item in self.engine.get(list(expiries)) if item is not None and ttl_of(item) is not None
+                item
+                for item in self.engine.get(list(expiries))
+                if item is not None and item.expires_at_s is not None and item.updated_at_s == read[item.id]
             ]
-            if current:
+            if not current:
+                return
+            if isinstance(self.engine, TouchesItems):
+                self.engine.touch({item.id: expiries[item.id] for item in current})
+            else:
                 self.engine.put([replace(item, expires_at_s=expiries[item.id]) for item in current])
 
     def _write(self) -> None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,9 @@ from pancake_langgraph.retrieval.vectorizer import Vectorizer
 from pancake_langgraph.retrieval.worker_threads import WorkerThreads
 
 logger = logging.getLogger(__name__)
+
+#: Drafts that wait for an index to be opened; further ones are lost, since reads stand behind them.
+_MAX_OPENING_DRAFTS = 16
 
 
 class StoreCore:
@@ -69,6 +73,7 @@ class StoreCore:
         )
         self._close = functools.partial(_close_all, self.readers, self.writers, self._late, self.vectorizer)
         self._num_lost_drafts = 0
+        self._opening_drafts = threading.BoundedSemaphore(_MAX_OPENING_DRAFTS)
         close_when_dropped(self, self._close)
 
     def engine(self) -> Desk:
@@ -100,8 +105,10 @@ class StoreCore:
         try:
             if (desk := self._late.opened) is not None:
                 desk.draft(agent, text, _draft_embedder(self.vectorizer))
+            elif self._opening_drafts.acquire(blocking=False):  # searches wait behind them
+                self._begin_opening(agent, text, _draft_embedder(self.vectorizer))
             else:
-                self.readers.begin(self._open_for, agent, text, _draft_embedder(self.vectorizer))
+                self._num_lost_drafts += 1
         except RuntimeError as exc:  # no more threads; nothing depends on a draft
             self._lost(exc)
 
@@ -121,11 +128,20 @@ class StoreCore:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _begin_opening(self, agent: str, text: str, embed: Callable[[str], Vector]) -> None:
+        try:
+            self.readers.begin(self._open_for, agent, text, embed)
+        except RuntimeError:
+            self._opening_drafts.release()
+            raise
+
     def _open_for(self, agent: str, text: str, embed: Callable[[str], Vector]) -> None:
         try:
             self._late.get().draft(agent, text, embed)
         except Exception as exc:  # noqa: BLE001 - hints fail open; whoever searches sees the same error
             self._lost(exc)
+        finally:
+            self._opening_drafts.release()
 
     def _lost(self, exc: Exception) -> None:
         self._num_lost_drafts += 1
@@ -194,9 +210,11 @@ def _draft_embedder(vectorizer: Vectorizer) -> Callable[[str], Vector]:
 def _close_all(readers: WorkerThreads, writers: WorkerThreads, late: LateEngine, vectorizer: Vectorizer | None) -> None:
     readers.stop()
     writers.stop()
-    late.close()
-    if vectorizer is not None:
-        vectorizer.close()
+    try:
+        late.close()
+    finally:
+        if vectorizer is not None:
+            vectorizer.close()
 
 
 def asking_agent(name: str | None, namespace: Namespace) -> str:

@@ -299,8 +299,8 @@ class BatchWorker(Generic[_T, _R]):
         for job, outcome in outcomes:
             if job.loop is not None:
                 by_loop[job.loop].append((job, outcome))
-            elif cast("Future[Any]", job.future).set_running_or_notify_cancel():
-                _set(job.future, outcome)
+            elif not job.future.done() and cast("Future[Any]", job.future).set_running_or_notify_cancel():
+                _set(job.future, outcome)  # done: closed meanwhile, while a part of it was still served
         for loop, own in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_set_all, own)
