@@ -77,7 +77,8 @@ class IdentityMixin:
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(  # type: ignore[misc]
             self._salted(request), num_computed_tokens
         )
-        return (0, False) if self.tier_state == OFF else found  # asked all the same: the connector keeps a record of it
+        # Asked all the same, since LMCache's record of the request begins there; its counts of hits may stay 0.
+        return (0, False) if self.tier_state == OFF else found
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Tell the identity to a request that asks for it, beside what else its answer says."""
