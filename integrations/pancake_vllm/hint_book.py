@@ -24,6 +24,8 @@ from pancake_vllm.pool_order import Block, PoolOrder
 DEFAULT_CAP_RATIO: Final = 0.75
 #: Contexts held at a time, and as many that were released and may still be retired.
 MAX_HINTS: Final = 1024
+#: Blocks by which a context may end elsewhere when it is read again.
+END_BLOCKS: Final = 2
 #: Hashes remembered of released contexts, in multiples of the pool.
 _MAX_POOLS_REMEMBERED: Final = 4
 #: How long a retirement waits for blocks that are in use.
@@ -34,13 +36,17 @@ _MIN_WALK: Final = 1024
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """One hint in force; `line` are its blocks in the queue, the first to go first."""
+    """One hint in force; `line` are its blocks in the queue, the first to go first.
+
+    `is_whole` says that it holds all that its thread has read and written, up to the last full block.
+    """
 
     hint_id: str
     hashes: tuple[Hashable, ...]
     priority: int
     number: int
     expires_s: float
+    is_whole: bool
     line: deque[Block] = field(default_factory=deque)
 
     @property
@@ -83,6 +89,11 @@ class HintBook:
         return self._cap_blocks * self._order.block_size_tokens
 
     @property
+    def block_size_tokens(self) -> int:
+        """Tokens per block."""
+        return self._order.block_size_tokens
+
+    @property
     def num_hints(self) -> int:
         """Hints in force."""
         return len(self._held)
@@ -91,6 +102,18 @@ class HintBook:
         """Return what a hint holds, nothing when it is not in force."""
         held = self._held.get(hint_id)
         return () if held is None else held.hashes
+
+    def whole_behind(self, hashes: Sequence[Hashable], num_blocks: int) -> str | None:
+        """Return the hint that holds, whole, the context whose first `num_blocks` of `hashes` are in the pool.
+
+        The two ends may differ by `END_BLOCKS`: an answer that was generated is read back in slightly other tokens.
+        `None` where no hint holds it, or where more of it than that was held and is lost.
+        """
+        for count in range(min(num_blocks, len(hashes)), max(num_blocks - END_BLOCKS - 1, 0), -1):
+            for held in self._owners.get(hashes[count - 1], ()):
+                if held.is_whole and len(held.hashes) - count <= END_BLOCKS:
+                    return held.hint_id
+        return None
 
     # -- hints ----------------------------------------------------------------------------------------------------
 
@@ -110,7 +133,8 @@ class HintBook:
         if not taken:
             return Answer(Verb.HOLD, hint.hint_id, HintState.REJECTED)
         self._numbers += 1
-        self._add(_Held(hint.hint_id, taken, hint.priority, self._numbers, now_s + hint.ttl_s))
+        is_whole = hint.is_whole and len(taken) == len(wanted)
+        self._add(_Held(hint.hint_id, taken, hint.priority, self._numbers, now_s + hint.ttl_s, is_whole))
         state = HintState.ACCEPTED if len(taken) == asked else HintState.CLIPPED
         return Answer(Verb.HOLD, hint.hint_id, state, len(taken) * self._order.block_size_tokens)
 
@@ -214,7 +238,7 @@ class HintBook:
             alive = next((n for n, h in enumerate(held.hashes) if self._order.find(h) is None), len(held.hashes))
             for block_hash in held.hashes[alive:]:
                 self._disown(block_hash, held)
-            held.hashes = held.hashes[:alive]
+            held.hashes, held.is_whole = held.hashes[:alive], False
             if not alive:
                 self._lapse(held)
 
@@ -225,7 +249,7 @@ class HintBook:
             self._lapse(held)
             return
         self._drop(held)
-        self._add(_Held(held.hint_id, kept, held.priority, held.number, held.expires_s))
+        self._add(_Held(held.hint_id, kept, held.priority, held.number, held.expires_s, is_whole=False))
 
     def _lapse(self, held: _Held) -> None:
         self.lapsed += 1

@@ -2,7 +2,7 @@
 
 A carrier request has them in `kv_transfer_params`, under `"pancake"`:
 
-    {"hold": {"id": "a7", "num_tokens": 2048, "ttl_s": 12.5, "priority": 50},
+    {"hold": {"id": "a7", "num_tokens": 2048, "ttl_s": 12.5, "priority": 50, "whole": true},
      "release": ["a6"],
      "retire": [{"id": "a2", "keep_tokens": 512}]}
 
@@ -53,12 +53,16 @@ class HintState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the first `num_tokens` of the carrier for `ttl_s`; larger `priority` numbers are given up later."""
+    """Keep the first `num_tokens` of the carrier for `ttl_s`; larger `priority` numbers are given up later.
+
+    `is_whole` says that this is all that the thread has read and written: what it reads behind that will be new.
+    """
 
     hint_id: str
     num_tokens: int
     ttl_s: float
     priority: int
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,8 @@ def _hold(item: object) -> Hold | None:
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s < math.inf:
         return None
     # An integer of JSON may be larger than any float.
-    return Hold(name, num_tokens, float(min(ttl_s, MAX_TTL_S)), max(0, min(priority, MAX_PRIORITY)))
+    priority, is_whole = max(0, min(priority, MAX_PRIORITY)), item.get("whole") is True
+    return Hold(name, num_tokens, float(min(ttl_s, MAX_TTL_S)), priority, is_whole)
 
 
 def _retire(item: object) -> Retire | None:

@@ -8,7 +8,8 @@ A request that is aborted while its KV is loaded is reported by LMCache 0.5.6 tw
 and as loaded.  vLLM 0.32 frees it at the first report and ends the engine process at the second; and if the load is the
 second, it goes on writing to blocks that were given away.  Here only the end of its load is reported.
 
-It also takes hints on the engine's own pool, see `pancake_vllm.pool_hints`.
+It also takes hints on the engine's own pool, see `pancake_vllm.pool_hints`, and asks the cache server for nothing that
+the pool holds whole, see `pancake_vllm.lookup_mixin`.
 
 Used by `--kv-transfer-config` with `"kv_connector": "FailOpenLMCacheConnector"` and
 `"kv_connector_module_path": "pancake_vllm.lmcache_connector"`, both public options of vLLM.
@@ -25,9 +26,11 @@ from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats, LMCacheMPPromMetrics
 
 from pancake_vllm.identity_mixin import IdentityMixin
+from pancake_vllm.lookup_mixin import SparedLookupMixin
 from pancake_vllm.pool_hints import PoolHintsMixin
 
 _LOST: Final = "lost_stores"
+_SPARED: Final = "spared_lookups"
 _LOG_PAUSE_S: Final = 60.0
 #: Aborted requests that are remembered: the engine may name one again in its next steps.
 _MAX_ABORTED: Final = 4096
@@ -37,16 +40,21 @@ _logger = logging.getLogger("vllm.pancake")
 
 
 class FailOpenStats(LMCacheMPConnectorStats):
-    """LMCache's lookup times and, beside them, how many steps lost their stores since the last report."""
+    """LMCache's lookup times and, since the last report, the steps that lost their stores and the lookups spared."""
 
     def __post_init__(self) -> None:
         """Fill in what a report from another process may lack."""
         super().__post_init__()
         self.data.setdefault(_LOST, 0)
+        self.data.setdefault(_SPARED, 0)
 
     def record_lost(self) -> None:
         """Count one step whose stores were dropped."""
         self.data[_LOST] += 1
+
+    def record_spared(self) -> None:
+        """Count one request that was not looked up in the cache server."""
+        self.data[_SPARED] += 1
 
     def clone_and_reset(self) -> FailOpenStats:
         """Return what was counted and start anew."""
@@ -58,11 +66,13 @@ class FailOpenStats(LMCacheMPConnectorStats):
         """Start anew."""
         super().reset()
         self.data[_LOST] = 0
+        self.data[_SPARED] = 0
 
     def aggregate(self, other: Any) -> FailOpenStats:
         """Add what another process counted."""
         super().aggregate(other)
-        self.data[_LOST] += other.data.get(_LOST, 0)
+        for name in (_LOST, _SPARED):
+            self.data[name] += other.data.get(name, 0)
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -72,11 +82,15 @@ class FailOpenStats(LMCacheMPConnectorStats):
 
     def is_empty(self) -> bool:
         """Say whether there is nothing to report."""
-        return super().is_empty() and not self.data[_LOST]
+        return super().is_empty() and not self.data[_LOST] and not self.data[_SPARED]
 
 
 class FailOpenPromMetrics(LMCacheMPPromMetrics):
-    """LMCache's metrics and `vllm:pancake_lost_kv_stores_total`: steps whose stores the cache server did not take."""
+    """LMCache's metrics and two more.
+
+    `vllm:pancake_lost_kv_stores_total` counts steps whose stores the cache server did not take,
+    `vllm:pancake_spared_lookups_total` requests that were not looked up, since the pool held their context whole.
+    """
 
     def __init__(
         self,
@@ -86,24 +100,27 @@ class FailOpenPromMetrics(LMCacheMPPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        counter = self._counter_cls(
-            name="vllm:pancake_lost_kv_stores",
-            documentation="Engine steps whose KV stores were dropped because the cache server failed.",
-            labelnames=labelnames,
-        )
-        self._lost = {engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()}
+        texts = {
+            _LOST: ("lost_kv_stores", "Engine steps whose KV stores were dropped because the cache server failed."),
+            _SPARED: ("spared_lookups", "Requests not looked up in the cache server: the pool held their context."),
+        }
+        self._counted: dict[str, dict[int, Any]] = {}
+        for key, (name, text) in texts.items():
+            counter = self._counter_cls(name=f"vllm:pancake_{name}", documentation=text, labelnames=labelnames)
+            self._counted[key] = {engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one report to the metrics."""
         super().observe(transfer_stats_data, engine_idx)
-        self._lost[engine_idx].inc(transfer_stats_data.get(_LOST, 0))
+        for key, counters in self._counted.items():
+            counters[engine_idx].inc(transfer_stats_data.get(key, 0))
 
 
-class FailOpenLMCacheConnector(IdentityMixin, PoolHintsMixin, LMCacheMPConnector):
+class FailOpenLMCacheConnector(SparedLookupMixin, IdentityMixin, PoolHintsMixin, LMCacheMPConnector):
     """`LMCacheMPConnector` for hard times: it fails open, takes pool hints, and keeps apart what is not the same.
 
-    Its stores fail open, each aborted request is reported once, hints on the pool are carried out, and KV of other
-    weights and adapters is another's.
+    Its stores fail open, each aborted request is reported once, hints on the pool are carried out, what the pool holds
+    whole is not looked up, and KV of other weights and adapters is another's.
 
     Used from the engine's step only, as its parent is.
     """
@@ -139,6 +156,9 @@ class FailOpenLMCacheConnector(IdentityMixin, PoolHintsMixin, LMCacheMPConnector
         if connector_output.finished_sending:
             connector_output.finished_sending -= self._aborted.keys()
         super().update_connector_output(connector_output)
+
+    def _record_spared(self) -> None:
+        self._connector_stats.record_spared()
 
     # -- in the workers --------------------------------------------------------------------------------------------
 

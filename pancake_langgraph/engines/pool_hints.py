@@ -23,13 +23,15 @@ _VERSION: Final = 1
 class HoldHint:
     """Keep the first `num_tokens` of the carrier's prefix for `ttl_s`, under `hint_id`.
 
-    Under need, held contexts are given up after all others, lowest `priority` (0 to 100) first.
+    Under need, held contexts are given up after all others, lowest `priority` (0 to 100) first.  `is_whole` says that
+    it is all that its thread has read and written: while it is there, nothing of the thread is looked for elsewhere.
     """
 
     hint_id: str
     num_tokens: int
     ttl_s: float
     priority: int = 0
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def hints_to_wire(hints: PoolHints) -> dict[str, Any]:
             "num_tokens": hold.num_tokens,
             "ttl_s": hold.ttl_s,
             "priority": hold.priority,
+            **({"whole": True} if hold.is_whole else {}),
         }
     if hints.release:
         wire["release"] = list(hints.release)
@@ -87,7 +90,9 @@ def hints_from_wire(params: object) -> PoolHints | None:
         return None
     hold = wire.get("hold")
     return PoolHints(
-        hold=HoldHint(hold["id"], hold["num_tokens"], hold["ttl_s"], hold["priority"]) if hold else None,
+        hold=HoldHint(hold["id"], hold["num_tokens"], hold["ttl_s"], hold["priority"], hold.get("whole") is True)
+        if hold
+        else None,
         release=tuple(wire.get("release", ())),
         retire=tuple(RetireHint(item["id"], item["keep_tokens"]) for item in wire.get("retire", ())),
     )

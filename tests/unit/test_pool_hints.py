@@ -350,3 +350,55 @@ def test_a_connector_keeps_its_own_answers_beside_those_to_hints() -> None:
 def test_an_answer_in_wire_form() -> None:
     answer = Answer(Verb.HOLD, "a", HintState.CLIPPED, 5)
     assert answer.to_wire() == {"verb": "hold", "id": "a", "state": "clipped", "num_tokens": 5}
+
+
+# -- what is held whole ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole() -> Engine:
+    """An engine that holds the five blocks of one context, all there is of it."""
+    engine = fresh()
+    engine.read(chain("a", 5))
+    engine.book.hold(Hold("a", 10**9, 60.0, 50, is_whole=True), chain("a", 5), now_s=engine.now_s)
+    return engine
+
+
+def fresh() -> Engine:
+    pool = ModelPool(NUM_BLOCKS)
+    return Engine(pool, HintBook(pool.order, cap_ratio=0.5))
+
+
+@pytest.mark.parametrize("num_blocks", [4, 5, 6, 7])
+def test_a_context_is_known_as_whole_up_to_a_different_end(whole: Engine, num_blocks: int) -> None:
+    assert whole.book.whole_behind(chain("a", 9), num_blocks) == "a"
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("a", 2), ("a", 0), ("a", 8), ("b", 5)])
+def test_what_is_shorter_or_much_longer_or_another_context_is_not_it(whole: Engine, name: str, num_blocks: int) -> None:
+    assert whole.book.whole_behind(chain(name, 9), num_blocks) is None
+
+
+def test_a_part_of_a_context_is_not_known_as_whole() -> None:
+    engine = fresh()
+    engine.read(chain("a", 5))
+    engine.book.hold(Hold("a", 10**9, 60.0, 50), chain("a", 5), now_s=engine.now_s)
+    assert engine.book.whole_behind(chain("a", 5), 5) is None
+
+
+def test_a_context_that_was_clipped_released_or_has_lapsed_is_not_known_as_whole(whole: Engine) -> None:
+    whole.book.release("a")
+    assert whole.book.whole_behind(chain("a", 5), 5) is None
+    cap = NUM_BLOCKS // 2
+    whole.read(chain("c", cap + 2))
+    whole.book.hold(Hold("c", 10**9, 60.0, 50, is_whole=True), chain("c", cap + 2), now_s=whole.now_s)
+    assert whole.book.whole_behind(chain("c", cap), cap) is None
+
+
+def test_the_word_for_whole_is_read_and_anything_else_is_not() -> None:
+    for said, expected in ((True, True), (1, False), ("yes", False), (None, False)):
+        hold = {"id": "a", "num_tokens": 64, "ttl_s": 1.0, "whole": said}
+        orders = read_orders({"pancake": {"hold": hold}})
+        assert orders is not None
+        assert orders.hold is not None
+        assert orders.hold.is_whole is expected

@@ -1,0 +1,93 @@
+"""Spares a request the look-up in the cache server where the pool holds its whole context: a mix-in for LMCache.
+
+LMCache 0.5.6 answers a look-up in two round trips, and vLLM asks for their results once per step.  So each request
+waits for two or three steps of whatever else runs before it may begin.  A context that was held whole is in the pool as
+far as its thread has ever read and written; what comes behind it is new, and the cache server cannot have it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Any, Final
+
+from pancake_vllm.hint_words import read_orders
+
+#: Held contexts of which it is remembered how much of them the cache server was given.
+_MAX_REMEMBERED: Final = 1024
+
+#: A child of vLLM's logger, which alone has a handler in the engine process.
+_logger = logging.getLogger("vllm.pancake")
+
+
+class SparedLookupMixin:
+    """Mix into `LMCacheMPConnector`, before `IdentityMixin` and `PoolHintsMixin`; the scheduler's side only.
+
+    Where LMCache's record of a request is not as in 0.5.6, every request is looked up, as without this.
+    """
+
+    _hints: Any = None
+    _stored_tokens: OrderedDict[str, int]
+    _spares: bool = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stored_tokens = OrderedDict()
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Say at once that there is nothing to load where the pool holds all; else ask the cache server."""
+        if self._spares and self._is_spared(request, num_computed_tokens):
+            self._record_spared()
+            return 0, False
+        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(  # type: ignore[misc]
+            request, num_computed_tokens
+        )
+        return found
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Remember of a context that is held from now on how much of it the cache server was given."""
+        num_stored = getattr(self._record_of(request), "num_stored_tokens", None)
+        answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)  # type: ignore[misc]
+        orders = read_orders(getattr(request, "kv_transfer_params", None))
+        if orders is not None and orders.hold is not None and num_stored is not None:
+            self._stored_tokens[orders.hold.hint_id] = num_stored
+            self._stored_tokens.move_to_end(orders.hold.hint_id)
+            while len(self._stored_tokens) > _MAX_REMEMBERED:
+                self._stored_tokens.popitem(last=False)
+        return answer
+
+    def _record_spared(self) -> None:
+        """Count a look-up that was spared."""
+
+    def _record_of(self, request: Any) -> Any | None:
+        """Return LMCache's record of a request, which is made when it is first looked up."""
+        return getattr(self, "request_trackers", {}).get(request.request_id)
+
+    def _is_spared(self, request: Any, num_computed_tokens: int) -> bool:
+        """Whether the pool holds all there can be of a request; its record is then made as if looked up."""
+        try:
+            record = self._record_of(request)
+            if record is not None and (record.lookup_started_at is not None or record.state.name != "PREFETCHING"):
+                return False  # asked already: what is reserved for it has to be taken or given back
+            num_stored = self._stored_of(request, num_computed_tokens)
+            if num_stored is None:
+                if record is not None:  # spared in an earlier step that had no room for it, and lost meanwhile
+                    record.num_stored_tokens = 0
+                return False
+            record = self._get_or_create_request_tracker(self._salted(request))  # type: ignore[attr-defined]
+            aligned: int = self._hit_alignment_tokens  # type: ignore[attr-defined]
+            record.num_vllm_hit_tokens = num_computed_tokens // aligned * aligned
+            record.num_stored_tokens = min(num_stored, record.num_vllm_hit_tokens)
+        except AttributeError as exc:  # another LMCache: ask it as it wants to be asked
+            self._spares = False
+            _logger.warning("look-ups are not spared with this LMCache: %s", exc)
+            return False
+        return True
+
+    def _stored_of(self, request: Any, num_computed_tokens: int) -> int | None:
+        """Return how much of a context that the pool holds whole was stored; `None` where it does not hold it."""
+        book = self._hints.book if self._hints is not None else None
+        if book is None or num_computed_tokens < book.block_size_tokens:
+            return None
+        hint_id = book.whole_behind(request.block_hashes, num_computed_tokens // book.block_size_tokens)
+        return self._stored_tokens.get(hint_id) if hint_id is not None else None
