@@ -1,4 +1,4 @@
-"""Acts: brings expected prompts into the engine's pool and keeps them there.
+"""Decides what to do so that expected prompts come into the engine's pool and stay there.
 
 Woken by events only (a call started or ended, a tool started, the pool changed).  Each waking evaluates every
 expected call once, with the pure rules of `pancake_langgraph.plan`, and starts at most a few requests.
@@ -10,15 +10,13 @@ import asyncio
 import logging
 from uuid import UUID
 
-from pancake_langgraph._errors import EngineError, EngineRejected, TierError
-from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
-from pancake_langgraph.engines.base import Engine, Residency, WarmReport
-from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
+from pancake_langgraph._errors import EngineError
+from pancake_langgraph._types import ActionKind, Outcome
+from pancake_langgraph.engines.base import Engine, Residency
 from pancake_langgraph.plan import TOO_LATE, HoldVerb, Waiting, WarmInputs, plan_holds, plan_warm
-from pancake_langgraph.runtime.action_times import ActionTimes, Work
 from pancake_langgraph.runtime.expectations import Cause, Expectation
-from pancake_langgraph.runtime.handles import Handle
 from pancake_langgraph.runtime.hints import HintDesk
+from pancake_langgraph.runtime.performer import Performer
 from pancake_langgraph.runtime.rendering import Renderer
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.tiers.base import Tier
@@ -32,22 +30,19 @@ _TOO_LATE_KEY = f"{ActionKind.WARM}:{TOO_LATE.split(':', 1)[0]}"
 
 
 class Actor:
-    """Evaluates and executes.  Lives on the runtime's loop."""
+    """Evaluates what is expected, has it performed, and gives it up.  Lives on the runtime's loop."""
 
     def __init__(self, state: State, engine: Engine, tier: Tier) -> None:
         """Act on `engine` and `tier`, which others open and close."""
         self._state = state
         self._engine = engine
-        self._tier = tier
         self._wake = asyncio.Event()
         self._renderer = Renderer(state, engine)
-        self._times = ActionTimes()
         self.hints = HintDesk(state)
+        self._performer = Performer(state, engine, tier, self.hints, self.poke)
         self._alarm: asyncio.TimerHandle | None = None
         self._soon: asyncio.TimerHandle | None = None
-        self._inflight = 0
         self._evaluating = False
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def poke(self) -> None:
         """Ask for an evaluation; where nothing is expected there is nothing to evaluate."""
@@ -58,23 +53,19 @@ class Actor:
     def idle(self) -> bool:
         """Whether nothing is under way and no evaluation is asked for."""
         is_asked = self._soon is not None or self._wake.is_set()
-        return self._inflight == 0 and not self._evaluating and not is_asked
+        return not self._performer.is_working and not self._evaluating and not is_asked
 
     @property
     def is_working(self) -> bool:
         """Whether any request is under way.  May be asked from any thread."""
-        return self._inflight > 0
+        return self._performer.is_working
 
     async def stop(self) -> None:
         """Cancel every request under way, also those whose call has come, and wait for their ends."""
         for timer in (self._alarm, self._soon):
             if timer is not None:
                 timer.cancel()
-        for task in self._tasks:
-            task.cancel("runtime closed")
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-            await asyncio.sleep(0)  # what was cancelled before its first step is settled right behind
+        await self._performer.stop()
 
     async def serve(self) -> None:
         """Evaluate whenever poked, until cancelled."""
@@ -101,23 +92,23 @@ class Actor:
         """A call has come: cancel warm-ups that compute.  The one for that call is claimed and no longer expected."""
         for expectation in self._state.expectations:
             if expectation.busy and expectation.computing:
-                self._cancel(expectation, "gave way to foreground work")
+                self._performer.cancel(expectation, "gave way to foreground work")
 
     def drop(self, expectation: Expectation, reason: str) -> None:
         """Give up an expectation: finished work is wasted, running work is cancelled."""
         self._state.expectations.discard(expectation)
         for handle in expectation.handles:
-            self._settle(handle, Outcome.WASTED, reason)
+            self._performer.settle(handle, Outcome.WASTED, reason)
         expectation.handles.clear()
-        self._cancel(expectation, reason)
+        self._performer.cancel(expectation, reason)
         self.hints.let_go(expectation)
 
     def settle_claim(self, expectation: Expectation, outcome: Outcome, reason: str) -> None:
         """Settle all finished work of an expectation whose call has come and ended; what still runs is given up."""
         for handle in expectation.handles:
-            self._settle(handle, outcome, reason)
+            self._performer.settle(handle, outcome, reason)
         expectation.handles.clear()
-        self._cancel(expectation, reason)
+        self._performer.cancel(expectation, reason)
         self.hints.let_go(expectation)
 
     def run_ended(self, run_id: UUID, *, is_over: bool) -> None:
@@ -184,10 +175,6 @@ class Actor:
         missing_tokens = expectation.edge_tokens - residency.resident_tokens
         return expectation.cause is Cause.RESUME or missing_tokens <= 0
 
-    def _restorable(self, expectation: Expectation) -> bool:
-        """Whether lost tokens can come from the tier, which answers; else they have to be computed."""
-        return expectation.restorable and not self._state.tier_breaker.is_open
-
     def _hold(self, held: list[tuple[Expectation, Residency]]) -> None:
         state, resolved = self._state, self._state.resolved
         if not held or resolved is None or resolved.pool_tokens is None:
@@ -206,7 +193,7 @@ class Actor:
                     num_tokens=expectation.edge_tokens,
                     resident_tokens=expectation.edge_tokens - missing,
                     turnover_tokens=residency.allocated_tokens - expectation.used_at_allocated_tokens,
-                    eta_s=self._eta_s(expectation),
+                    eta_s=self._performer.eta_s(expectation),
                     is_held=self.hints.is_held(expectation),
                     is_asked=expectation.pool_hint_id is not None,
                 )
@@ -222,21 +209,16 @@ class Actor:
         ):
             expectation, residency = by_key[decision.key]
             if decision.verb is HoldVerb.TOUCH:
-                self._submit(expectation, ActionKind.HOLD, decision.reason, missing_tokens=0)
+                self._performer.submit(expectation, ActionKind.HOLD, decision.reason, missing_tokens=0)
             elif decision.verb is HoldVerb.RESTORE:
                 missing = expectation.edge_tokens - residency.resident_tokens
-                self._submit(expectation, ActionKind.WARM, decision.reason, missing_tokens=missing)
+                self._performer.submit(expectation, ActionKind.WARM, decision.reason, missing_tokens=missing)
             elif decision.verb is HoldVerb.REFUSE:
                 self._refuse(expectation, ActionKind.HOLD, decision.reason)
 
-    def _eta_s(self, expectation: Expectation) -> float | None:
-        if expectation.eta_at_s is None:
-            return None
-        return expectation.eta_at_s - self._state.clock.now_s()
-
     def _look_again_at(self, expectation: Expectation, action_s: float | None) -> None:
         """Evaluate once more when a call that was to come any moment is well overdue: it may stay away for long."""
-        eta_s = self._eta_s(expectation)
+        eta_s = self._performer.eta_s(expectation)
         if eta_s is not None and self._alarm is None:
             after_s = max(eta_s, 0.0) + (action_s or 0.0)
             self._alarm = asyncio.get_running_loop().call_later(after_s, self._ring)
@@ -244,15 +226,6 @@ class Actor:
     def _ring(self) -> None:
         self._alarm = None
         self.poke()
-
-    def _action_s(self, expectation: Expectation, missing_tokens: int) -> float | None:
-        work, now_s = self._work(expectation, missing_tokens), self._state.clock.now_s()
-        return self._times.expected_s(work, num_tokens=missing_tokens, now_s=now_s)
-
-    def _work(self, expectation: Expectation, missing_tokens: int) -> Work:
-        if missing_tokens <= 0:
-            return Work.TOUCH
-        return Work.RESTORE if self._restorable(expectation) else Work.COMPUTE
 
     def _warm(self, expectation: Expectation, residency: Residency, *, held_tokens: int) -> None:
         state, resolved = self._state, self._state.resolved
@@ -264,18 +237,18 @@ class Actor:
         if not residency.known and (expectation.handles or expectation.refused - {_TOO_LATE_KEY}):
             return  # warmed or refused once; without events nothing new can be known
         missing = expectation.edge_tokens - residency.resident_tokens
-        action_s = self._action_s(expectation, missing)
+        action_s = self._performer.action_s(expectation, missing)
         verdict = plan_warm(
             WarmInputs(
                 p_next=expectation.p_next,
                 num_tokens=expectation.edge_tokens,
                 resident_tokens=residency.resident_tokens if residency.known else None,
-                restorable=self._restorable(expectation),
+                restorable=self._performer.restorable(expectation),
                 foreground_calls=len(state.running),
                 pool_tokens=resolved.pool_tokens,
                 busy_tokens=state.running_tokens + held_tokens,
                 wasted_ratio=state.wasted_ratio,
-                eta_s=self._eta_s(expectation),
+                eta_s=self._performer.eta_s(expectation),
                 action_s=action_s,
             ),
             p_warm_min=state.settings.p_warm_min,
@@ -288,159 +261,7 @@ class Actor:
             if verdict.reason == TOO_LATE:
                 self._look_again_at(expectation, action_s)
             return
-        self._submit(expectation, ActionKind.WARM, verdict.reason, missing_tokens=missing)
-
-    # -- execution ------------------------------------------------------------------------------------------------
-
-    def _submit(self, expectation: Expectation, kind: ActionKind, reason: str, *, missing_tokens: int) -> None:
-        state = self._state
-        if expectation.prefix is None or self._inflight >= state.settings.max_inflight_actions:
-            return
-        computing = kind is ActionKind.WARM and missing_tokens > 0 and not self._restorable(expectation)
-        if computing and state.prefilling:
-            return  # out of the way: the first piece of that call wakes the actor
-        handle = state.handles.plan(
-            kind,
-            agent=str(expectation.agent),
-            thread_id=expectation.place.thread_id,
-            num_tokens=expectation.edge_tokens,
-            reason=reason,
-        )
-        handle.resident_tokens = max(expectation.edge_tokens - missing_tokens, 0)
-        state.handles.submit(handle, reason)
-        expectation.computing = computing
-        self._inflight += 1
-        expectation.task = asyncio.get_running_loop().create_task(
-            self._perform(expectation, handle, expectation.prefix), name=f"pancake-{handle.action_id}"
-        )
-        self._tasks.add(expectation.task)
-        expectation.task.add_done_callback(lambda task: self._ended(task, expectation, handle))
-
-    def _ended(self, task: asyncio.Task[None], expectation: Expectation, handle: Handle) -> None:
-        """Book a task that was cancelled before its first step: its own `except` never ran."""
-        self._tasks.discard(task)
-        if not handle.started:
-            self._inflight -= 1
-            expectation.computing = False
-            self._settle(handle, Outcome.WASTED, "cancelled before it was sent")
-            self.poke()
-
-    async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> None:
-        state = self._state
-        handle.started = True
-        missing_tokens = handle.num_tokens - handle.resident_tokens
-        work, started_at_s = self._work(expectation, missing_tokens), state.clock.now_s()
-        self._span(handle, SpanStatus.OK, ended=False)
-        status = SpanStatus.OK
-        try:
-            if handle.kind is ActionKind.WARM:
-                await self._prefetch(expectation, prefix)
-            report = await asyncio.wait_for(
-                self._carry(expectation, handle, prefix), timeout=state.settings.warm_deadline_s
-            )
-            now_s = state.clock.now_s()
-            self._times.note(work, num_tokens=missing_tokens, elapsed_s=now_s - started_at_s, now_s=now_s)
-            if report.cached_tokens is not None:
-                handle.computed_tokens = report.prompt_tokens - report.cached_tokens
-            residency = await self._engine.residency(prefix)
-            expectation.used_at_allocated_tokens = residency.allocated_tokens if residency.known else None
-            state.engine_breaker.succeeded()
-            self._finish(expectation, handle)
-        except asyncio.CancelledError as exc:
-            status = SpanStatus.CANCELLED
-            outcome = Outcome.LATE if expectation.claimed else Outcome.WASTED
-            handle.computed_tokens = await self._computed_so_far(expectation, handle, prefix)
-            self._settle(handle, outcome, str(exc) or "runtime closed")
-        except TimeoutError:
-            status = SpanStatus.ERROR
-            state.engine_breaker.failed("warm-up timed out")
-            self._settle(handle, Outcome.FAILED, f"no answer within {state.settings.warm_deadline_s:g} s")
-        except EngineRejected as exc:  # the engine is well, and would refuse the same prefix again
-            status = SpanStatus.ERROR
-            expectation.barred = True
-            self._settle(handle, Outcome.FAILED, type(exc).__name__)
-        except EngineError as exc:
-            status = SpanStatus.ERROR
-            state.engine_breaker.failed(type(exc).__name__)
-            self._settle(handle, Outcome.FAILED, type(exc).__name__)
-        except Exception as exc:  # hints fail open; counted
-            status = SpanStatus.ERROR
-            state.engine_breaker.failed(type(exc).__name__)
-            self._settle(handle, Outcome.FAILED, type(exc).__name__)
-            logger.log(state.count_bug(), "a warm-up failed unexpectedly", exc_info=True)
-        finally:
-            self._inflight -= 1
-            expectation.computing = False
-            self._span(handle, status, ended=True)
-            self.poke()
-
-    async def _carry(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> WarmReport:
-        """Send one request, with the hints that may travel with it."""
-        resolved = self._state.resolved
-        priority = resolved.priority if resolved else 0
-        is_paused = handle.kind is ActionKind.HOLD or expectation.cause is Cause.RESUME
-        if resolved is None or not resolved.pool_hints or not is_paused:
-            return await self._engine.warm(prefix, priority=priority)
-        hints = self.hints.compose(expectation, eta_s=self._eta_s(expectation))
-        report = await self._engine.warm(prefix, priority=priority, hints=hints)
-        self.hints.answered(expectation, hints, report.answers)
-        return report
-
-    async def _computed_so_far(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> int | None:
-        """Return what a cancelled warm-up left in the pool, as far as events tell; a copy computed nothing."""
-        if handle.kind is ActionKind.HOLD or expectation.restorable:
-            return 0
-        try:
-            residency = await self._engine.residency(prefix)
-        except (EngineError, asyncio.CancelledError):  # closed while it looked: the action is settled all the same
-            return None
-        return max(residency.resident_tokens - handle.resident_tokens, 0) if residency.known else None
-
-    async def _prefetch(self, expectation: Expectation, prefix: TokenPrefix) -> None:
-        """Ask the tier to lift what it has from disk first; its silence only costs the lift."""
-        breaker = self._state.tier_breaker
-        if not (self._state.resolved and self._state.resolved.tier and breaker.may_try()):
-            return
-        handle = self._state.handles.plan(
-            ActionKind.PREFETCH,
-            agent=str(expectation.agent),
-            thread_id=expectation.place.thread_id,
-            num_tokens=expectation.edge_tokens,
-            reason="lift from disk before the engine reads it",
-        )
-        self._state.handles.submit(handle, "asked the tier")
-        outcome, reason = Outcome.WASTED, "given up"
-        try:
-            report = await self._tier.prefetch(prefix)
-            found = report.found_chunks
-            outcome = Outcome.USED if found else Outcome.WASTED
-            reason = f"{found} of {report.total_chunks} chunks found"
-            breaker.succeeded()
-        except TierError as exc:
-            outcome, reason = Outcome.FAILED, type(exc).__name__
-            logger.debug("tier did not prefetch: %s", type(exc).__name__)
-            if not (health := await self._tier.health()).alive:  # a slow disk is no dead server
-                breaker.failed(health.detail)
-        finally:
-            handle.computed_tokens = 0
-            self._state.handles.settle(handle, outcome, reason)
-
-    def _finish(self, expectation: Expectation, handle: Handle) -> None:
-        if expectation.claimed:
-            self._settle(handle, Outcome.LATE, "its call came first")
-        elif expectation in self._state.expectations:
-            expectation.handles.append(handle)
-        else:
-            self._settle(handle, Outcome.WASTED, "no longer expected")
-
-    def _cancel(self, expectation: Expectation, reason: str) -> None:
-        if expectation.task is not None and not expectation.task.done():
-            expectation.task.cancel(reason)
-
-    def _settle(self, handle: Handle, outcome: Outcome, reason: str) -> None:
-        if outcome is Outcome.WASTED:
-            self._state.counters.wasted_tokens += handle.computed_tokens or 0
-        self._state.handles.settle(handle, outcome, reason)
+        self._performer.submit(expectation, ActionKind.WARM, verdict.reason, missing_tokens=missing)
 
     def _refuse(self, expectation: Expectation, kind: ActionKind, reason: str) -> None:
         """Book a refusal, once per expectation and kind of reason (figures in a reason do not make it new)."""
@@ -455,12 +276,3 @@ class Actor:
             num_tokens=expectation.edge_tokens,
             reason=reason,
         )
-
-    def _span(self, handle: Handle, status: SpanStatus, *, ended: bool) -> None:
-        now_s, span_id = self._state.clock.now_s(), SpanId(handle.action_id)
-        if ended:
-            self._state.ledger.append(SpanEnded(now_s, span_id, status, prompt_tokens=handle.num_tokens))
-        else:
-            self._state.ledger.append(
-                SpanStarted(now_s, span_id, SpanKind.WARM, f"{handle.kind} {handle.agent}", handle.thread_id, None)
-            )

@@ -55,7 +55,7 @@ async def test_work_cancelled_before_its_first_step_is_settled_too(bed: Bed) -> 
         actor = bed.runtime._actor
         assert actor is not None
         expectation = an_expectation()
-        actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
+        actor._performer.submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
         actor.drop(expectation, "gone at once")
 
     bed.runtime._background.call(submit_and_drop)
@@ -73,7 +73,7 @@ async def test_a_computing_warm_up_gives_way_also_to_a_call_at_its_own_place(bed
         assert actor is not None
         expectation = an_expectation()
         bed.runtime._state.expectations.add(expectation)
-        actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
+        actor._performer.submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
 
     bed.runtime._background.call(submit)
     await asyncio.sleep(0.05)
@@ -96,7 +96,7 @@ async def test_a_call_is_not_kept_waiting_for_the_next_look_while_something_comp
         expectation = an_expectation()
         expectation.created_at_s = bed.runtime._clock.now_s()
         bed.runtime._state.expectations.add(expectation)
-        actor._submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
+        actor._performer.submit(expectation, ActionKind.WARM, "test", missing_tokens=96)
 
     bed.runtime._background.ask(submit).result(5)
     call_id = uuid4()
