@@ -20,11 +20,11 @@ from pancake_langgraph.retrieval.base import EngineStats, Hit, Item, ItemId, Nam
 from pancake_langgraph.retrieval.checks import (
     checked_count,
     checked_dim,
+    checked_expiries,
     checked_ids,
     checked_items,
     checked_query,
-    checked_time,
-    named,
+    is_as_read,
     one_of_each,
 )
 from pancake_langgraph.retrieval.coarse import CoarseDevice
@@ -182,23 +182,23 @@ class DiskVectorEngine:
         self._expire()
         return writer.delete(wanted)
 
-    def touch(self, expiries: Mapping[ItemId, float | None]) -> int:
-        """Set when items expire and nothing else of them; return how many were there.
+    def touch(
+        self, expiries: Mapping[ItemId, float | None], *, updated_at_s: Mapping[ItemId, float] | None = None
+    ) -> int:
+        """Set when items expire and nothing else of them; return of how many.  See the port.
 
         Raises:
             RetrievalError: as `put`.
         """
         writer = self._writer()
-        checked_ids(list(expiries))
-        for item_id, expires_at_s in expiries.items():
-            if expires_at_s is not None:
-                checked_time(expires_at_s, named(item_id))
+        wanted = checked_expiries(expiries)
         self._expire()
 
         def decide(state: State) -> Operation:
-            found = zip(disk_items.get(state, list(expiries)), expiries.values(), strict=True)
+            found = [item for item in disk_items.get(state, wanted) if item is not None]
+            touched = [item for item in found if is_as_read(item, updated_at_s)]
             return Operation(
-                puts=[disk_items.log_item(replace(item, expires_at_s=at_s)) for item, at_s in found if item is not None]
+                puts=[disk_items.log_item(replace(item, expires_at_s=expiries[item.id])) for item in touched]
             )
 
         return len(writer.write_from(decide).puts)

@@ -62,7 +62,7 @@ class StoreCore:
             dim = engine.dim
         self.clock = clock
         self.cache = _cache(cache_s, clock)
-        #: For reads, and for writes, so that no read waits for an import, but one that moves an item's end.
+        #: For reads, and for writes, so that no read waits for an import.
         self.readers, self.writers = WorkerThreads(name), WorkerThreads(f"{name}-write")
         self.vectorizer = None if embeddings is None else Vectorizer(embeddings, dim=dim)
         if fingerprint is None and self.vectorizer is not None:
