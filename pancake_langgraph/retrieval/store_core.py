@@ -74,7 +74,7 @@ class StoreCore:
         self._close = functools.partial(_close_all, self.readers, self.writers, self._late, self.vectorizer)
         self._num_lost_drafts = 0
         self._opening_drafts = threading.BoundedSemaphore(_MAX_OPENING_DRAFTS)
-        close_when_dropped(self, self._close)
+        close_when_dropped(self, self._close, self._late.ending)
 
     def engine(self) -> Desk:
         """Return the engine; the first call opens it, so never call it on a loop.
