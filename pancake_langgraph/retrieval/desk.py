@@ -108,7 +108,7 @@ class Desk:
 
         Raises:
             InvalidQuery: see the port.
-            RetrievalOverloaded: if too many searches wait.
+            RetrievalOverloaded: if too many searches wait that are urgent as well.
             RetrievalError: if the engine fails or was closed meanwhile.
         """
         found, missed = self._begin(queries, agents, cache)
