@@ -232,7 +232,8 @@ def engine_checks(base_url: str, *, model: str | None, tier_url: str | None) -> 
     if tier_url is not None:
         results.append(_check_tier(tier_url))
         if results[-1].status == "ok":
-            results += disk_tier_checks(_tier_status(tier_url))
+            status = _tier_status(tier_url)
+            results += [*disk_tier_checks(status), *codec_checks(capabilities, status)]
     return results
 
 
@@ -300,10 +301,8 @@ def _tier_status(tier_url: str) -> dict[str, Any]:
 
 def disk_tier_checks(status: dict[str, Any]) -> list[CheckResult]:
     """Say for each adapter below host memory whether it checks what it serves, and what it had to refuse."""
-    manager = status.get("storage_manager")
-    adapters = manager.get("l2_adapters") if isinstance(manager, dict) else None
     results = []
-    for adapter in adapters if isinstance(adapters, list) else []:
+    for adapter in _adapters(status):
         kind, counts = str(adapter.get("type")), adapter.get("counts")
         if not isinstance(counts, dict):
             fix = "use the verified adapter (`pancake up` does by default); see docs/tiers.md"
@@ -319,3 +318,27 @@ def disk_tier_checks(status: dict[str, Any]) -> list[CheckResult]:
         else:
             results.append(CheckResult("stored KV", "ok", found))
     return results
+
+
+def codec_checks(found: Capabilities, status: dict[str, Any]) -> list[CheckResult]:
+    """Say whether agents can choose how their KV is kept, where a tier packs it; nothing where it keeps all exactly.
+
+    The adapters read what an agent asked for from the identity that our connector puts before each salt.  Without it
+    the tier's own codec holds for everybody, for those who asked for `exact` too.
+    """
+    codecs = sorted({str(adapter.get("codec", "exact")) for adapter in _adapters(status)} - {"exact"})
+    if not codecs:
+        return []
+    packed = f"KV is kept in {' and '.join(codecs)} below main memory"
+    if found.kv_identity is not None:
+        return [CheckResult("KV codec", "ok", f"{packed}, for agents that name no other kv_codec")]
+    unheard = 'also for agents with kv_codec="exact": no connector of ours in the engine passes on what they ask for'
+    fix = "have the engine load FailOpenLMCacheConnector (`pancake up` does; docs/tiers.md), or set the codec to exact"
+    return [CheckResult("KV codec", "warn", f"{packed}, {unheard}", fix)]
+
+
+def _adapters(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what a cache server says of its adapters below main memory."""
+    manager = status.get("storage_manager")
+    adapters = manager.get("l2_adapters") if isinstance(manager, dict) else None
+    return [one for one in adapters if isinstance(one, dict)] if isinstance(adapters, list) else []
