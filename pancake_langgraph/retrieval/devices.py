@@ -8,6 +8,7 @@ from functools import cache
 from typing import Final, Literal, Protocol, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pancake_langgraph._errors import RetrievalError
 from pancake_langgraph.retrieval import faiss_codes
@@ -23,7 +24,7 @@ DEVICES: Final[tuple[Device, ...]] = get_args(Device)
 #: What Faiss gets for its own purposes, beside centroids, and what is left to others.
 _SPARE_BYTES: Final = 2 * faiss_codes.GPU_SCRATCH_BYTES
 _TRIAL_LISTS, _TRIAL_QUERIES, _TRIAL_DIM, _TRIAL_COUNT = 96, 8, 32, 12
-_MEND: Final = "install a GPU build of Faiss in place of faiss-cpu and look at docs/memory.md, or pass 'auto'"
+_MEND: Final = 'pip install "pancake-langgraph[retrieval-gpu]" in place of faiss-cpu, see docs/memory.md, or pass auto'
 
 
 class Gpu(Protocol):
@@ -130,6 +131,6 @@ def _held(gpu: Gpu, centroids: Floats) -> HeldCentroids:
     return gpu.hold(centroids)
 
 
-def _directions(rows: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Floats:
+def _directions(rows: NDArray[np.float64]) -> Floats:
     directions: Floats = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     return directions
