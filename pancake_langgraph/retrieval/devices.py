@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from functools import cache
 from typing import Final, Literal, Protocol, get_args
 
@@ -23,6 +25,9 @@ DEVICES: Final[tuple[Device, ...]] = get_args(Device)
 
 #: What Faiss gets for its own purposes, beside centroids, and what is left to others.
 _SPARE_BYTES: Final = 2 * faiss_codes.GPU_SCRATCH_BYTES
+#: What another process runs first: Faiss ends the process when CUDA fails.
+_CHILD: Final = "from pancake_langgraph.retrieval.devices import FaissGpu, probe; probe(FaissGpu())"
+_CHILD_LIMIT_S: Final = 60.0
 _TRIAL_LISTS, _TRIAL_QUERIES, _TRIAL_DIM, _TRIAL_COUNT = 96, 8, 32, 12
 _MEND: Final = 'pip install "pancake-langgraph[retrieval-gpu]" in place of faiss-cpu, see docs/memory.md, or pass auto'
 
@@ -74,7 +79,7 @@ def coarse_search(asked: Device) -> CoarseSearch:
 def coarse_device(asked: Device = "auto", *, gpu: Gpu | None = None) -> CoarseDevice:
     """Return where coarse searches run, and why.
 
-    `gpu` is tried in place of the one that Faiss finds, which is tried once in a process.
+    `gpu` is tried in place of the one that Faiss finds, which is tried once in a process, and in another one before.
 
     Raises:
         RetrievalError: if `gpu` is asked for, and there is none that can be used; or Faiss is not installed.
@@ -102,15 +107,32 @@ def probe(gpu: Gpu) -> CoarseDevice:
         problem = f"the GPU cannot be used: {in_short(error)}"
     if problem is None:
         return CoarseDevice("gpu", "it finds what the CPU finds", hold=lambda centroids: _held(gpu, centroids))
-    found = CoarseDevice("cpu", problem, num_failures=1)
-    logger.warning("%s", found)
-    return found
+    return _unusable(problem)
 
 
 @cache
 def _probed(pid: int) -> CoarseDevice:
     """Try Faiss's GPU once in each process: a forked one cannot use what its parent has set up."""
+    if faiss_codes.is_gpu_build() and (ended := ended_elsewhere()) is not None:
+        return _unusable(f"the GPU cannot be used: {ended}")
     return probe(FaissGpu())
+
+
+def ended_elsewhere(code: str = _CHILD, *, limit_s: float = _CHILD_LIMIT_S) -> str | None:
+    """Run `code` in another process; return how that ended if it did not come through.  Blocks for seconds."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    argv = [sys.executable, "-P", "-c", code]
+    try:
+        done = subprocess.run(argv, env=environ, capture_output=True, timeout=limit_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"a trial of it in another process failed ({in_short(error)})"
+    return None if done.returncode == 0 else f"a trial of it ended its process ({done.returncode})"
+
+
+def _unusable(problem: str) -> CoarseDevice:
+    found = CoarseDevice("cpu", problem, num_failures=1)
+    logger.warning("%s", found)
+    return found
 
 
 def _trouble(gpu: Gpu) -> str | None:

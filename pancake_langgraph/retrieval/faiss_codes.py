@@ -270,18 +270,26 @@ _gpu_gone: deque[Any] = deque()
 _gpu_pid: int | None = None
 
 
-def gpu_lack() -> str | None:
-    """Say why Faiss has no GPU here; `None` if it has one.
+def is_gpu_build() -> bool:
+    """Return whether Faiss was built for GPUs.
 
     Raises:
         RetrievalError: if Faiss is not installed.
     """
-    faiss = _faiss()
-    if not hasattr(faiss, "StandardGpuResources"):
+    return hasattr(_faiss(), "StandardGpuResources")
+
+
+def gpu_lack() -> str | None:
+    """Say why Faiss has no GPU here; `None` if it has one.  Ends the process where the driver is broken.
+
+    Raises:
+        RetrievalError: if Faiss is not installed.
+    """
+    if not is_gpu_build():
         return "no GPU build of faiss"
     if _gpu_pid not in (None, os.getpid()):
         return "the GPU belongs to the process that this one was forked from"
-    return None if faiss.get_num_gpus() > 0 else "faiss finds no GPU"
+    return None if _faiss().get_num_gpus() > 0 else "faiss finds no GPU"
 
 
 class GpuCentroids:

@@ -191,6 +191,34 @@ def test_a_forked_process_leaves_the_gpu_to_its_parent(monkeypatch: pytest.Monke
     assert faiss_codes.gpu_lack() is None
 
 
+def test_a_driver_that_ends_the_process_ends_another_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert devices.ended_elsewhere() is None
+    monkeypatch.setattr(faiss_codes, "is_gpu_build", lambda: True)
+    monkeypatch.setattr(devices, "probe", lambda gpu: CoarseDevice("gpu", "it was tried"))
+    ended = devices.ended_elsewhere
+    monkeypatch.setattr(devices, "ended_elsewhere", lambda: ended("import os; os.abort()"))
+    devices._probed.cache_clear()
+    try:
+        found = coarse_device()
+        assert found.reason == "the GPU cannot be used: a trial of it ended its process (-6)"
+        assert (found.device, found.num_failures) == ("cpu", 1)
+        assert coarse_device() is found
+        assert len(caplog.records) == 1
+        monkeypatch.setattr(devices, "ended_elsewhere", lambda: ended("pass"))
+        devices._probed.cache_clear()
+        assert coarse_device().device == "gpu"
+    finally:
+        devices._probed.cache_clear()
+
+
+def test_a_trial_that_does_not_come_back_is_given_up() -> None:
+    ended = devices.ended_elsewhere("import time; time.sleep(600)", limit_s=0.05)
+    assert ended is not None
+    assert "TimeoutExpired" in ended
+
+
 # -- the same as on the CPU -----------------------------------------------------------------------------------------
 
 
