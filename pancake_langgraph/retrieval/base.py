@@ -161,6 +161,12 @@ class KnowsEmbedder(Protocol):
 class TouchesItems(Protocol):
     """An engine that can move the time at which items expire without storing them again."""
 
-    def touch(self, expiries: Mapping[ItemId, float | None]) -> int:
-        """Set `expires_at_s` of items and nothing else of them; return how many were there."""
+    def touch(
+        self, expiries: Mapping[ItemId, float | None], *, updated_at_s: Mapping[ItemId, float] | None = None
+    ) -> int:
+        """Set `expires_at_s` of items and nothing else of them, in one step; return of how many.
+
+        With `updated_at_s`, when items were stored as somebody has read them, those stored since are left alone, and so
+        are those that have no end any more.
+        """
         ...

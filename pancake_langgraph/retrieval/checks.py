@@ -297,6 +297,24 @@ def checked_time(value: object, where: str) -> float:
     return float(value)
 
 
+def checked_expiries(expiries: Mapping[ItemId, float | None]) -> list[ItemId]:
+    """Return the ids of items that are to expire at other times, in order.
+
+    Raises:
+        InvalidQuery: if one is no id.
+        InvalidItem: if a time is no finite number.
+    """
+    for item_id, expires_at_s in expiries.items():
+        if expires_at_s is not None:
+            checked_time(expires_at_s, named(item_id))
+    return checked_ids(expiries)
+
+
+def is_as_read(item: Item, updated_at_s: Mapping[ItemId, float] | None) -> bool:
+    """Return whether an item is the one that was read, and still has an end; see `TouchesItems.touch`."""
+    return updated_at_s is None or (item.expires_at_s is not None and item.updated_at_s == updated_at_s.get(item.id))
+
+
 def one_of_each(ids: Sequence[ItemId]) -> list[ItemId]:
     """Return ids without repetition, in order."""
     return list(dict.fromkeys(ids))

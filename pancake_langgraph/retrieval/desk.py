@@ -9,6 +9,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Final
 
 from pancake_langgraph.retrieval.base import (
@@ -23,6 +25,7 @@ from pancake_langgraph.retrieval.base import (
     VectorEngine,
     View,
 )
+from pancake_langgraph.retrieval.checks import is_as_read
 from pancake_langgraph.retrieval.draft import DraftSettings
 from pancake_langgraph.retrieval.lanes import Priority
 from pancake_langgraph.retrieval.partitions import PrefetchesPartitions
@@ -63,6 +66,10 @@ class Desk:
         self._prefetcher: PartitionPrefetcher | None = None
         self._pid = os.getpid()
         self._caches: weakref.WeakSet[ResultCache] = weakref.WeakSet()
+        #: Held by writes to an engine that cannot change an item in one step.
+        self._storing: AbstractContextManager[object] = (
+            nullcontext() if isinstance(engine, TouchesItems) else threading.Lock()
+        )
 
     @property
     def dim(self) -> int:
@@ -101,7 +108,7 @@ class Desk:
 
         Raises:
             InvalidQuery: see the port.
-            RetrievalOverloaded: if too many searches wait.
+            RetrievalOverloaded: if too many searches wait that are urgent as well.
             RetrievalError: if the engine fails or was closed meanwhile.
         """
         found, missed = self._begin(queries, agents, cache)
@@ -141,16 +148,35 @@ class Desk:
     def put(self, items: Sequence[Item]) -> None:
         """Store items: all or none; caches forget what that may change."""
         try:
-            self.engine.put(items)
+            with self._storing:
+                self.engine.put(items)
         finally:
             self._wrote({item.id.namespace for item in items})
 
     def delete(self, ids: Sequence[ItemId]) -> int:
         """Delete items and return how many there were; caches forget what that may change."""
         try:
-            return self.engine.delete(ids)
+            with self._storing:
+                return self.engine.delete(ids)
         finally:
             self._wrote({item_id.namespace for item_id in ids})
+
+    def refresh(self, expiries: Mapping[ItemId, float], updated_at_s: Mapping[ItemId, float]) -> None:
+        """Set when items expire that are still as they were read; `updated_at_s` says when they were stored then.
+
+        What anybody stored since, through whatever store over this engine, stays as it is.
+        """
+        try:
+            if isinstance(self.engine, TouchesItems):
+                self.engine.touch(expiries, updated_at_s=updated_at_s)
+                return
+            with self._storing:
+                found = [item for item in self.engine.get(list(expiries)) if item is not None]
+                touched = [item for item in found if is_as_read(item, updated_at_s)]
+                if touched:
+                    self.engine.put([replace(item, expires_at_s=expiries[item.id]) for item in touched])
+        finally:
+            self._wrote({item_id.namespace for item_id in expiries})
 
     def get(self, ids: Sequence[ItemId]) -> list[Item | None]:
         """Return items in the order of `ids`."""
@@ -208,25 +234,12 @@ class Desk:
             cache.invalidate(namespaces)
 
 
-class TouchingDesk(Desk):
-    """A desk of an engine that can move the time at which items expire."""
-
-    def touch(self, expiries: Mapping[ItemId, float | None]) -> int:
-        """Set when items expire, and return how many were there."""
-        if not isinstance(self.engine, TouchesItems):
-            return 0
-        try:
-            return self.engine.touch(expiries)
-        finally:
-            self._wrote({item_id.namespace for item_id in expiries})
-
-
 def desk_of(engine: VectorEngine) -> Desk:
     """Return the desk of an engine, with one user more; `leave` when done."""
     with _lock:
         desk = _desks.get(id(engine))  # no other engine has its number while the desk holds it
         if desk is None:
-            desk = _desks[id(engine)] = TouchingDesk(engine) if isinstance(engine, TouchesItems) else Desk(engine)
+            desk = _desks[id(engine)] = Desk(engine)
         desk.num_users += 1
         return desk
 

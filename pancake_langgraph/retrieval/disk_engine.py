@@ -20,13 +20,15 @@ from pancake_langgraph.retrieval.base import EngineStats, Hit, Item, ItemId, Nam
 from pancake_langgraph.retrieval.checks import (
     checked_count,
     checked_dim,
+    checked_expiries,
     checked_ids,
     checked_items,
     checked_query,
-    checked_time,
-    named,
+    is_as_read,
     one_of_each,
 )
+from pancake_langgraph.retrieval.coarse import CoarseDevice
+from pancake_langgraph.retrieval.devices import DEVICES, Device, coarse_search
 from pancake_langgraph.retrieval.disk import Disk, size_of
 from pancake_langgraph.retrieval.disk_search import Asked, Settings
 from pancake_langgraph.retrieval.endings import end_when_dropped
@@ -75,6 +77,7 @@ class DiskVectorEngine:
         flush_rows: int = _FLUSH_ROWS,
         coded_rows: int = _CODED_ROWS,
         exact_rows: int = EXACT_ROWS,
+        device: Device = "auto",
         clock: Callable[[], float] = time.time,
         disk: Disk | None = None,
     ) -> None:
@@ -84,25 +87,27 @@ class DiskVectorEngine:
         `retrieval.log`).  `codes` is what segments from `coded_rows` vectors on get when they are merged; `flush_rows`
         is how many items or vectors wait in memory.  With `merge="manual"` nothing goes on in the background: flushes
         happen in the write that makes them due, merges in `settle` and `compact`.  `on_corrupt="skip"` leaves damaged
-        parts out and names them in `damaged`; a writer gives them up then.
+        parts out and names them in `damaged`; a writer gives them up then.  `device` is where searches look for the
+        nearest partitions of large segments; `auto` is a GPU where a trial shows that it finds the same.
 
         Raises:
             IndexLocked: if another process, or another engine of this one, writes to the index.
             EmbedderMismatch: if it holds vectors of another length, or of another embedder.
             CorruptIndex: if part of it is not what was written; the message names the file.
-            RetrievalError: if there is none, it cannot be written, or a later version made it.
+            RetrievalError: if there is none, it cannot be written, a later version made it, or `device` is not there.
         """
         _check_choice("ack", ack, _ACKS)
         _check_choice("recall", recall, RECALLS)
         _check_choice("codes", codes, CODE_KINDS)
         _check_choice("merge", merge, ("background", "manual"))
         _check_choice("on_corrupt", on_corrupt, ("raise", "skip"))
+        _check_choice("device", device, DEVICES)
         for name, number in (("flush_rows", flush_rows), ("coded_rows", coded_rows), ("exact_rows", exact_rows)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise RetrievalError(f"{name}: got {number!r}, allowed are integers from 1 on")
         self._root, self._clock, self._pid = Path(path), clock, os.getpid()
         self._damage = Damage(on_corrupt)
-        self._settings = Settings(recall, exact_rows)
+        self._settings = Settings(recall, exact_rows, coarse_search(device))
         self._warmth = Warmth()
         self._closed = False
         dim = None if dim is None else checked_dim(dim)
@@ -136,6 +141,11 @@ class DiskVectorEngine:
     def damaged(self) -> tuple[str, ...]:
         """What was found damaged and left out."""
         return tuple(self._damage.found)
+
+    @property
+    def coarse_device(self) -> CoarseDevice:
+        """Where searches look for the nearest partitions, and why; loads Faiss."""
+        return self._settings.coarse.device
 
     @property
     def read_only(self) -> bool:
@@ -172,23 +182,23 @@ class DiskVectorEngine:
         self._expire()
         return writer.delete(wanted)
 
-    def touch(self, expiries: Mapping[ItemId, float | None]) -> int:
-        """Set when items expire and nothing else of them; return how many were there.
+    def touch(
+        self, expiries: Mapping[ItemId, float | None], *, updated_at_s: Mapping[ItemId, float] | None = None
+    ) -> int:
+        """Set when items expire and nothing else of them; return of how many.  See the port.
 
         Raises:
             RetrievalError: as `put`.
         """
         writer = self._writer()
-        checked_ids(list(expiries))
-        for item_id, expires_at_s in expiries.items():
-            if expires_at_s is not None:
-                checked_time(expires_at_s, named(item_id))
+        wanted = checked_expiries(expiries)
         self._expire()
 
         def decide(state: State) -> Operation:
-            found = zip(disk_items.get(state, list(expiries)), expiries.values(), strict=True)
+            found = [item for item in disk_items.get(state, wanted) if item is not None]
+            touched = [item for item in found if is_as_read(item, updated_at_s)]
             return Operation(
-                puts=[disk_items.log_item(replace(item, expires_at_s=at_s)) for item, at_s in found if item is not None]
+                puts=[disk_items.log_item(replace(item, expires_at_s=expiries[item.id])) for item in touched]
             )
 
         return len(writer.write_from(decide).puts)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pancake_langgraph.retrieval.base import Hit, ItemId, Query
 from pancake_langgraph.retrieval.checks import CheckedView, best_first, checked_query
+from pancake_langgraph.retrieval.coarse import CoarseSearch
 from pancake_langgraph.retrieval.delta import DeltaView
 from pancake_langgraph.retrieval.disk_items import (
     Source,
@@ -23,6 +24,7 @@ from pancake_langgraph.retrieval.disk_items import (
     entry_of,
     hashes_of_allowed,
 )
+from pancake_langgraph.retrieval.faiss_codes import Codes
 from pancake_langgraph.retrieval.index_state import State
 from pancake_langgraph.retrieval.masks import Bits, ViewKey, bits_at, packed, unpacked
 from pancake_langgraph.retrieval.planner import Probe, Recall, Scan, plan
@@ -45,6 +47,7 @@ class Settings:
 
     recall: Recall
     exact_rows: int
+    coarse: CoarseSearch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +134,7 @@ class _Search:
             _, bits, visible = self._visible(source)
             chosen, codes = self._plan(source, visible), source.segment.codes
             if isinstance(chosen, Probe) and codes is not None:
-                likely = codes.best(self._queries, count=chosen.candidates, probes=chosen.probes, bits=bits)[0]
+                likely = self._likely(codes, chosen, bits)[0]
                 num_bytes += source.segment.announce(np.sort(likely[likely >= 0]))
         return num_bytes
 
@@ -164,7 +167,7 @@ class _Search:
         chosen, codes = self._plan(source, visible), source.segment.codes
         if isinstance(chosen, Scan) or codes is None:
             return self._scan(source, rows, bits, visible, self._everyone())
-        likely = codes.best(self._queries, count=chosen.candidates, probes=chosen.probes, bits=bits)
+        likely = self._likely(codes, chosen, bits)
         found = [self._rerank(source, likely[at], at) for at in self._everyone()]
         # Where the partitions held too little, nothing but looking at everything will do.
         short = [at for at, one in enumerate(found) if len(one.ordinals) < self._wanted]
@@ -183,6 +186,10 @@ class _Search:
             recall=self._settings.recall,
             exact_rows=self._settings.exact_rows,
         )
+
+    def _likely(self, codes: Codes, chosen: Probe, bits: Bits | None) -> Ordinals:
+        coarse = self._settings.coarse
+        return codes.best(self._queries, count=chosen.candidates, probes=chosen.probes, bits=bits, coarse=coarse)
 
     def _visible(self, source: SegmentView) -> tuple[Ordinals | None, Bits | None, int]:
         """Return the visible rows as a list or as bits (neither: all), and their number."""

@@ -99,7 +99,7 @@ class BatchedEmbeddings(Embeddings):
             EmbeddingError: if what the embedder answers is no usable vector.
             EmbedderMismatch: if its vectors are not as long as they have to be.
             RetrievalTimeout: if `timeout_s` passed first.
-            RetrievalOverloaded: if too much of this priority waits already.
+            RetrievalOverloaded: if too much of this priority waits already; bulk waits for room instead.
             RetrievalError: after `close`, and in a forked process.
         """
         return self.query_vectors((text,), priority=priority, timeout_s=timeout_s)[0]

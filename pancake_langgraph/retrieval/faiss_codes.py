@@ -1,12 +1,16 @@
 """Quantised codes in memory: which rows are likely to be the best ones.  The only module that imports Faiss.
 
 Nothing here changes a saved index: codes are built once, saved, and read.  Faiss is only asked to scan lists that were
-chosen outside (`search_preassigned`), because the BLAS in its wheel takes this generation of CPUs for an old one.
+chosen outside (`search_preassigned`), because the BLAS in its wheel takes this generation of CPUs for an old one; on a
+GPU it may choose them itself.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
+from collections import deque
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args
@@ -15,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph.retrieval.coarse import CoarseSearch, Near, nearest_on_cpu
 from pancake_langgraph.retrieval.extra import INSTALL
 from pancake_langgraph.retrieval.masks import Bits
 
@@ -33,6 +38,10 @@ _SMALL: Final = np.float32(1e-9)
 _HNSW_BUILD: Final = 100
 #: Faiss may answer with places in lists instead of rows.
 _WITHOUT_PAIRS: Final = False
+#: What Faiss may take of a GPU's memory for its own purposes; left to itself it takes a large part of it.
+GPU_SCRATCH_BYTES: Final = 32 << 20
+#: Faiss's selection on GPUs keeps no more of the best.
+_GPU_MAX_COUNT: Final = 2048
 
 
 class Codes(Protocol):
@@ -48,10 +57,10 @@ class Codes(Protocol):
         """Memory in bytes."""
         ...
 
-    def best(self, queries: Floats, *, count: int, probes: int, bits: Bits | None) -> Rows:
+    def best(self, queries: Floats, *, count: int, probes: int, bits: Bits | None, coarse: CoarseSearch) -> Rows:
         """Return for each query up to `count` rows that are likely to be the best, -1 where there are fewer.
 
-        `bits` says which rows count.
+        `bits` says which rows count, `coarse` finds the partitions to look into.
         """
         ...
 
@@ -160,13 +169,11 @@ class IvfCodes:
         """See `Codes.num_bytes`."""
         return int(self._index.ntotal) * (int(self._index.code_size) + 8) + self.centroids.nbytes
 
-    def best(self, queries: Floats, *, count: int, probes: int, bits: Bits | None) -> Rows:
+    def best(self, queries: Floats, *, count: int, probes: int, bits: Bits | None, coarse: CoarseSearch) -> Rows:
         """See `Codes.best`."""
         faiss = _faiss()
         probes, queries = min(probes, self.num_lists), scaled(queries)
-        products = queries @ self.centroids.T
-        lists = _top(products, probes)
-        near = np.ascontiguousarray(np.take_along_axis(products, lists, 1), np.float32)
+        lists, near = coarse.nearest(self, queries, probes)
         found = np.empty((len(queries), count), np.int64)
         scores = np.empty((len(queries), count), np.float32)
         # The selector and the parameters only point at what they are made from: all of it lives until the call is over.
@@ -184,9 +191,8 @@ class IvfCodes:
 
     def nearest_lists(self, query: Floats, count: int) -> Rows:
         """Return the partitions that a search would look into, nearest first."""
-        products = scaled(query[None]) @ self.centroids.T
-        lists = _top(products, min(count, self.num_lists))[0]
-        ordered: Rows = lists[np.argsort(-products[0, lists], kind="stable")]
+        lists, products = nearest_on_cpu(self.centroids, scaled(query[None]), min(count, self.num_lists))
+        ordered: Rows = lists[0][np.argsort(-products[0], kind="stable")]
         return ordered
 
     def num_rows_in(self, number: int) -> int:
@@ -239,8 +245,8 @@ class HnswCodes:
         """See `Codes.num_bytes`."""
         return int(self._index.ntotal) * (4 * int(self._index.d) + 4 * 2 * _HNSW_LINKS + 16)
 
-    def best(self, queries: Floats, *, count: int, probes: int, bits: Bits | None) -> Rows:
-        """See `Codes.best`; `probes` is how many candidates the walk keeps."""
+    def best(self, queries: Floats, *, count: int, probes: int, bits: Bits | None, coarse: CoarseSearch) -> Rows:
+        """See `Codes.best`; `probes` is how many candidates the walk keeps, and there are no partitions."""
         faiss = _faiss()
         selector = None if bits is None else faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
         settings = faiss.SearchParametersHNSW(efSearch=max(probes, count))
@@ -252,6 +258,74 @@ class HnswCodes:
     def save(self, path: Path) -> None:
         """See `Codes.save`."""
         _save(self._index, path)
+
+
+# -- on a GPU -------------------------------------------------------------------------------------------------------
+
+#: Faiss's side of a GPU is not thread-safe, not even for searches.
+_gpu_lock = threading.Lock()
+#: What nobody holds any more is freed by the next call, since freeing has to take its turn as well.
+_gpu_gone: deque[Any] = deque()
+#: The process that has set the GPU up; a forked one cannot use it.
+_gpu_pid: int | None = None
+
+
+def is_gpu_build() -> bool:
+    """Return whether Faiss was built for GPUs.
+
+    Raises:
+        RetrievalError: if Faiss is not installed.
+    """
+    return hasattr(_faiss(), "StandardGpuResources")
+
+
+def gpu_lack() -> str | None:
+    """Say why Faiss has no GPU here; `None` if it has one.  Ends the process where the driver is broken.
+
+    Raises:
+        RetrievalError: if Faiss is not installed.
+    """
+    if not is_gpu_build():
+        return "no GPU build of faiss"
+    if _gpu_pid not in (None, os.getpid()):
+        return "the GPU belongs to the process that this one was forked from"
+    return None if _faiss().get_num_gpus() > 0 else "faiss finds no GPU"
+
+
+class GpuCentroids:
+    """Centroids in the memory of the first GPU.  Thread-safe: calls take turns.  Faiss raises when something fails."""
+
+    max_count: Final = _GPU_MAX_COUNT
+
+    def __init__(self, centroids: Floats) -> None:
+        """Copy centroids."""
+        faiss = _faiss()
+        with _gpu_lock:
+            _gpu_gone.clear()
+            resources = _gpu_resources()
+            self._index = faiss.GpuIndexFlat(resources, centroids.shape[1], faiss.METRIC_INNER_PRODUCT)
+            self._index.add(np.ascontiguousarray(centroids))
+
+    def __del__(self) -> None:
+        if (index := getattr(self, "_index", None)) is not None:
+            _gpu_gone.append(index)
+
+    def nearest(self, queries: Floats, count: int) -> Near:
+        """Return for each query its nearest partitions, and the products with their centroids."""
+        with _gpu_lock:
+            _gpu_gone.clear()
+            products, lists = self._index.search(np.ascontiguousarray(queries), count)
+        return lists, products
+
+
+@cache
+def _gpu_resources() -> Any:
+    """Return what all indexes on the GPU share, under the lock."""
+    global _gpu_pid
+    _gpu_pid = os.getpid()
+    resources = _faiss().StandardGpuResources()
+    resources.setTempMemory(GPU_SCRATCH_BYTES)
+    return resources
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -284,10 +358,3 @@ def _save(index: Any, path: Path) -> None:
         # Faiss tells what the system said as text only; that there is no room is the usual cause.
         first = str(error).partition("\n")[0]
         raise OSError(28, f"Faiss could not write {path.name}: {first}") from error
-
-
-def _top(products: Floats, count: int) -> Rows:
-    """Return the columns of the `count` largest of each row, in no order."""
-    if count >= products.shape[1]:
-        return np.ascontiguousarray(np.broadcast_to(np.arange(products.shape[1]), products.shape), np.int64)
-    return np.ascontiguousarray(np.argpartition(-products, count - 1, axis=1)[:, :count], np.int64)

@@ -19,14 +19,14 @@ from pancake_langgraph.retrieval.checks import (
     best_first,
     checked_count,
     checked_dim,
+    checked_expiries,
     checked_ids,
     checked_items,
     checked_query,
-    checked_time,
     checked_view,
+    is_as_read,
     json_value,
     latest_first,
-    named,
     one_of_each,
 )
 from pancake_langgraph.retrieval.memory_rows import MemoryRows
@@ -86,16 +86,17 @@ class MemoryVectorEngine:
             self._enter()
             return sum(self._rows.remove(item_id) for item_id in wanted)
 
-    def touch(self, expiries: Mapping[ItemId, float | None]) -> int:
-        """Set when items expire and nothing else of them; return how many were there."""
-        checked_ids(list(expiries))
-        for item_id, expires_at_s in expiries.items():
-            if expires_at_s is not None:
-                checked_time(expires_at_s, named(item_id))
+    def touch(
+        self, expiries: Mapping[ItemId, float | None], *, updated_at_s: Mapping[ItemId, float] | None = None
+    ) -> int:
+        """Set when items expire and nothing else of them; return of how many.  See the port."""
+        wanted = checked_expiries(expiries)
         with self._lock:
             self._enter()
-            found = [(self._rows.find(item_id), expires_at_s) for item_id, expires_at_s in expiries.items()]
-            touched = [replace(item, expires_at_s=expires_at_s) for item, expires_at_s in found if item is not None]
+            found = [item for item_id in wanted if (item := self._rows.find(item_id)) is not None]
+            touched = [
+                replace(item, expires_at_s=expiries[item.id]) for item in found if is_as_read(item, updated_at_s)
+            ]
             for item in touched:
                 self._rows.replace(item)
                 self._watch(item)

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from pancake_langgraph._errors import ConfigError, IndexLocked
 from pancake_langgraph.retrieval.base import KnowsEmbedder, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk, desk_of
-from pancake_langgraph.retrieval.dropped import wait_for_dropped
+from pancake_langgraph.retrieval.dropped import Ending, wait_for_dropped
 from pancake_langgraph.retrieval.extra import require_retrieval
 from pancake_langgraph.retrieval.partitions import PrefetchesPartitions
 from pancake_langgraph.retrieval.result_cache import ResultCache
@@ -71,6 +71,8 @@ class LateEngine:
         self._cache = cache
         self._lock = threading.Lock()
         self._opened: Desk | None = None
+        #: Of the store whose engine this is.
+        self.ending = Ending()
 
     @property
     def opened(self) -> Desk | None:
@@ -132,7 +134,7 @@ class LateEngine:
         path, access = self._path, self._access
 
         def open_index() -> VectorEngine:
-            wait_for_dropped()
+            wait_for_dropped(self.ending)
             return DiskVectorEngine(
                 path,
                 dim=dim,

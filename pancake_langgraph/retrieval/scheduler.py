@@ -46,7 +46,7 @@ class SearchScheduler:
         Raises:
             InvalidQuery: if the engine refuses this query.
             RetrievalTimeout: if `timeout_s` passed first.
-            RetrievalOverloaded: if too much of this priority waits already.
+            RetrievalOverloaded: if too much of this priority waits already; bulk waits for room instead.
             RetrievalError: if the engine fails, after `close`, and in a forked process.
         """
         return self._worker.run((query,), priority=priority, timeout_s=timeout_s)[0]

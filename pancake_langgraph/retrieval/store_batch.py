@@ -15,7 +15,6 @@ from pancake_langgraph.retrieval.base import (
     ItemId,
     Namespace,
     Query,
-    TouchesItems,
     Vector,
     View,
 )
@@ -39,8 +38,8 @@ _TOUCH_SHARE, _TOUCH_S = 0.01, 1.0
 class StoreBatch:
     """One batch: what is to be done, and the vectors of its texts and queries.
 
-    `write_lock` is held while what is stored decides what will be: times of creation, and of expiry.  It is the same
-    for all who write to the engine through one store.
+    `write_lock` is held while what is stored decides what will be: times of creation.  It is the same for all who write
+    to the engine through one store.
     """
 
     engine: Desk
@@ -158,29 +157,15 @@ class StoreBatch:
         if self.engine.read_only:
             return
         now_s = self.clock()
-        expiries: dict[ItemId, float | None] = {}
+        expiries: dict[ItemId, float] = {}
         for item in used:
             ttl_s = ttl_of(item)
             if ttl_s is None or item.expires_at_s is None:
                 continue
             if now_s + ttl_s - item.expires_at_s >= min(_TOUCH_S, _TOUCH_SHARE * ttl_s):
                 expiries[item.id] = now_s + ttl_s
-        if not expiries:
-            return
-        read = {item.id: item.updated_at_s for item in used}
-        with self.write_lock:
-            # Read again under the lock: what somebody wrote meanwhile has an end of its own, or none.
-            current = [
-                item
-                for item in self.engine.get(list(expiries))
-                if item is not None and item.expires_at_s is not None and item.updated_at_s == read[item.id]
-            ]
-            if not current:
-                return
-            if isinstance(self.engine, TouchesItems):
-                self.engine.touch({item.id: expiries[item.id] for item in current})
-            else:
-                self.engine.put([replace(item, expires_at_s=expiries[item.id]) for item in current])
+        if expiries:
+            self.engine.refresh(expiries, {item.id: item.updated_at_s for item in used if item.id in expiries})
 
     def _write(self) -> None:
         puts, now_s = self.plan.puts, self.clock()

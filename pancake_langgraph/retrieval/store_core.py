@@ -62,7 +62,7 @@ class StoreCore:
             dim = engine.dim
         self.clock = clock
         self.cache = _cache(cache_s, clock)
-        #: For reads, and for writes, so that no read waits for an import, but one that moves an item's end.
+        #: For reads, and for writes, so that no read waits for an import.
         self.readers, self.writers = WorkerThreads(name), WorkerThreads(f"{name}-write")
         self.vectorizer = None if embeddings is None else Vectorizer(embeddings, dim=dim)
         if fingerprint is None and self.vectorizer is not None:
@@ -74,7 +74,7 @@ class StoreCore:
         self._close = functools.partial(_close_all, self.readers, self.writers, self._late, self.vectorizer)
         self._num_lost_drafts = 0
         self._opening_drafts = threading.BoundedSemaphore(_MAX_OPENING_DRAFTS)
-        close_when_dropped(self, self._close)
+        close_when_dropped(self, self._close, self._late.ending)
 
     def engine(self) -> Desk:
         """Return the engine; the first call opens it, so never call it on a loop.

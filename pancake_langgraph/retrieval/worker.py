@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -75,6 +75,9 @@ class _Waiting(Job[Any]):
 class BatchWorker(Generic[_T, _R]):
     """Does items of jobs in one thread.  All methods are thread-safe, and async ones may be used from several loops.
 
+    What comes to a full lane is refused, unless it is bulk and its caller waits for it anyway: such jobs wait for room
+    in the order they came, so that imports side by side hold each other up and do not fail.
+
     The thread starts with the first job and ends with `close`, or when nothing was to be done for a while; the next job
     starts another one.  In a process that was forked since, everything but
     `close` raises `RetrievalError`.
@@ -97,6 +100,8 @@ class BatchWorker(Generic[_T, _R]):
         self._settings = settings or LaneSettings()
         self._clock = clock or MonotonicClock()
         self._lanes: Lanes[_Waiting] = Lanes(self._settings)
+        #: Bulk jobs for which there was no room yet.
+        self._outside: OrderedDict[int, _Waiting] = OrderedDict()
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -114,19 +119,20 @@ class BatchWorker(Generic[_T, _R]):
             RetrievalOverloaded: if too much of this priority waits already.
             RetrievalError: after `close`, and in a forked process.
         """
-        return cast("Future[list[_R]]", self._submit(items, priority, timeout_s, None).future)
+        job = self._job(items, priority, timeout_s, None)
+        return cast("Future[list[_R]]", self._submit(job, may_wait=False).future)
 
     def run(self, items: Sequence[_T], *, priority: Priority, timeout_s: float | None = None) -> list[_R]:
         """Wait for the answers; never call it on an event loop.
 
         Raises:
             RetrievalTimeout: if `timeout_s` passed first.
-            RetrievalOverloaded: if too much of this priority waits already.
+            RetrievalOverloaded: if too much of this priority waits already; bulk waits for room instead.
             RetrievalError: after `close`, and in a forked process.
         """
         if threading.current_thread() is self._thread:
             raise RetrievalError(f"{self._name} cannot wait for itself: its own work asked it. Ask what it wraps.")
-        waiting = self._submit(items, priority, timeout_s, None)
+        waiting = self._submit(self._job(items, priority, timeout_s, None), may_wait=priority is Priority.BULK)
         future = cast("Future[list[_R]]", waiting.future)
         try:
             return future.result(timeout_s)
@@ -144,11 +150,11 @@ class BatchWorker(Generic[_T, _R]):
 
         Raises:
             RetrievalTimeout: if `timeout_s` passed first.
-            RetrievalOverloaded: if too much of this priority waits already.
+            RetrievalOverloaded: if too much of this priority waits already; bulk waits for room instead.
             RetrievalError: after `close`, and in a forked process.
         """
         loop = asyncio.get_running_loop()
-        waiting = self._submit(items, priority, timeout_s, loop)
+        waiting = self._submit(self._job(items, priority, timeout_s, loop), may_wait=priority is Priority.BULK)
         future = cast("asyncio.Future[list[_R]]", waiting.future)
         if timeout_s is None:
             return await future
@@ -162,7 +168,8 @@ class BatchWorker(Generic[_T, _R]):
         """Return counts."""
         self._check_process()
         with self._changed:
-            return replace(self._stats, queued_items=len(self._lanes))
+            outside = sum(job.num_left for job in self._outside.values())
+            return replace(self._stats, queued_items=len(self._lanes) + outside)
 
     def close(self) -> None:
         """Fail what waits, let the running batch finish, end the thread.  Idempotent; a forked copy does nothing."""
@@ -170,7 +177,8 @@ class BatchWorker(Generic[_T, _R]):
             return
         with self._changed:
             self._closed = True
-            waiting = self._lanes.clear()
+            waiting = [*self._lanes.clear(), *self._outside.values()]
+            self._outside.clear()
             thread = self._thread
             self._changed.notify_all()
         self._settle([(job, Failed(self._gone())) for job in waiting])
@@ -191,7 +199,7 @@ class BatchWorker(Generic[_T, _R]):
 
     # -- jobs -----------------------------------------------------------------------------------------------------
 
-    def _submit(
+    def _job(
         self,
         items: Sequence[_T],
         priority: Priority,
@@ -200,14 +208,18 @@ class BatchWorker(Generic[_T, _R]):
     ) -> _Waiting:
         self._check_process()
         deadline_s = None if timeout_s is None else self._clock.now_s() + timeout_s
-        job = _Waiting(tuple(items), priority, deadline_s, loop)
+        return _Waiting(tuple(items), priority, deadline_s, loop)
+
+    def _submit(self, job: _Waiting, *, may_wait: bool) -> _Waiting:
         if not job.items:
             job.future.set_result([])
             return job
         with self._changed:
             if self._closed:
                 raise self._gone()
-            if not self._lanes.add(job):
+            if may_wait and (self._outside or not self._lanes.has_room(job)):
+                self._outside[id(job)] = job
+            elif not self._lanes.add(job):
                 self._count(refused_jobs=1)
                 raise self._overloaded(job)
             if self._thread is None:
@@ -216,18 +228,32 @@ class BatchWorker(Generic[_T, _R]):
         job.future.add_done_callback(lambda future: self._withdrawn(job) if future.cancelled() else None)
         return job
 
+    def _forget(self, job: _Waiting) -> None:
+        """Take out what is left of a job, wherever it waits.  Under the lock."""
+        self._lanes.discard(job)
+        self._outside.pop(id(job), None)
+
+    def _admit(self) -> None:
+        """Queue the bulk jobs that there is room for now.  Under the lock."""
+        while self._outside:
+            key, job = next(iter(self._outside.items()))
+            if not self._lanes.add(job):
+                return
+            del self._outside[key]
+
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no more threads: nothing is begun, and nobody may wait for it
             self._lanes.clear()
+            self._outside.clear()
             raise
         self._thread = thread
 
     def _withdrawn(self, job: _Waiting) -> None:
         with self._changed:
-            self._lanes.discard(job)
+            self._forget(job)
             if job.has_expired:
                 self._count(late_jobs=1)
             else:
@@ -235,7 +261,7 @@ class BatchWorker(Generic[_T, _R]):
 
     def _expire(self, job: _Waiting, timeout_s: float) -> None:
         with self._changed:
-            self._lanes.discard(job)
+            self._forget(job)
         if not job.future.done():
             job.future.set_exception(self._late(timeout_s))
             with self._changed:
@@ -246,7 +272,8 @@ class BatchWorker(Generic[_T, _R]):
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._lanes), _IDLE_S)
+                self._changed.wait_for(lambda: self._closed or len(self._lanes) or self._outside, _IDLE_S)
+                self._admit()
                 if self._closed or not len(self._lanes):
                     self._thread = None
                     return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -19,8 +21,9 @@ from pancake_langgraph import (
     PancakeVectorStore,
     RetrievalError,
 )
+from pancake_langgraph.retrieval import dropped
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
-from pancake_langgraph.retrieval.dropped import wait_for_dropped
+from pancake_langgraph.retrieval.dropped import Ending, close_when_dropped, wait_for_dropped
 from pancake_langgraph.retrieval.inspection import describe
 from pancake_langgraph.retrieval.manifest import SEGMENTS
 from pancake_langgraph.retrieval.memory_engine import MemoryVectorEngine
@@ -30,6 +33,10 @@ from tests.vector_suite import Clock
 LIMIT_S = 30.0
 NS = ("notes",)
 AnyStore = PancakeStore | PancakeVectorStore
+
+
+class Owner:
+    """Whatever may be dropped."""
 
 
 class OtherEmbedder(WordEmbedder):
@@ -252,6 +259,49 @@ def test_a_store_that_is_dropped_lets_go_of_its_folder(make: Callable[..., AnySt
     wait_for_dropped()
 
 
+async def test_a_store_that_is_dropped_while_it_opens_does_not_wait_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dropped, "_JOIN_S", 100 * LIMIT_S)
+    asked, gate = threading.Event(), threading.Event()
+
+    def fingerprint() -> str:
+        asked.set()
+        assert gate.wait(LIMIT_S)
+        return "one"
+
+    others = dropped._under_way.copy()
+    reading = asyncio.create_task(memory_store(WordEmbedder(), path=tmp_path, fingerprint=fingerprint).aget(NS, "a"))
+    assert await asyncio.to_thread(asked.wait, LIMIT_S)
+    reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reading
+    del reading
+    await asyncio.sleep(0)  # the step that was woken by the task holds it
+    gc.collect()
+    [ending] = dropped._under_way - others
+    gate.set()
+    assert await asyncio.to_thread(ending.is_over.wait, LIMIT_S)
+    assert not list(tmp_path.iterdir()), "nobody would use what it opened"
+
+
+def test_whoever_is_dropped_does_not_wait_for_its_own_end() -> None:
+    gate = threading.Event()
+
+    def close() -> None:
+        assert gate.wait(LIMIT_S)
+
+    owner, ending = Owner(), Ending()
+    close_when_dropped(owner, close, ending)
+    wait_for_dropped(ending)
+    del owner
+    gc.collect()
+    with pytest.raises(RetrievalError, match="nobody holds any more"):
+        wait_for_dropped(ending)
+    gate.set()
+    assert ending.is_over.wait(LIMIT_S)
+
+
 def test_a_view_keeps_its_store_open(tmp_path: Path) -> None:
     view = memory_store(WordEmbedder(), path=tmp_path).view(reads=[NS])
     put(view, "a", "red")
@@ -296,16 +346,11 @@ def test_an_engine_that_was_given_outlives_a_dropped_store() -> None:
 
 
 def test_a_close_that_fails_is_logged_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    from pancake_langgraph.retrieval.dropped import close_when_dropped
-
-    class Owner:
-        pass
-
     def fail() -> None:
         raise RetrievalError("the log could not be synced")
 
     owner = Owner()
-    close_when_dropped(owner, fail)
+    close_when_dropped(owner, fail, Ending())
     del owner
     gc.collect()
     wait_for_dropped()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,42 @@ NS = ("notes",)
 
 
 class InterruptedEngine(MemoryVectorEngine):
-    """Lets somebody else in right after it was read."""
+    """Lets somebody else in right after it was read, or right before times are moved on."""
 
     other: Callable[[], None] | None = None
+    before_touch: Callable[[], None] | None = None
 
     def get(self, ids: Sequence[ItemId]) -> list[Item | None]:
         found = super().get(ids)
         other, self.other = self.other, None
         if other is not None:
             other()
+        return found
+
+    def touch(
+        self, expiries: Mapping[ItemId, float | None], *, updated_at_s: Mapping[ItemId, float] | None = None
+    ) -> int:
+        other, self.before_touch = self.before_touch, None
+        if other is not None:
+            other()
+        return super().touch(expiries, updated_at_s=updated_at_s)
+
+
+class PlainEngine:
+    """The port and nothing more: times can only be moved on by storing an item again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._engine = MemoryVectorEngine(1, clock=clock)
+        self.num_gets = 0
+        self.after_get: Callable[[int], None] = lambda number: None
+        for name in ("put", "delete", "search", "items", "namespaces", "stats", "close"):
+            setattr(self, name, getattr(self._engine, name))
+        self.dim = 1
+
+    def get(self, ids: Sequence[ItemId]) -> list[Item | None]:
+        found = self._engine.get(ids)
+        self.num_gets += 1
+        self.after_get(self.num_gets)
         return found
 
 
@@ -49,6 +76,61 @@ def test_what_was_written_after_a_read_keeps_its_own_end() -> None:
     assert kept is not None
     assert kept.value == {"v": 2}
     store.close()
+
+
+@pytest.mark.parametrize("ttl", [None, 1])
+def test_a_read_of_one_store_leaves_alone_what_another_one_writes_meanwhile(ttl: float | None) -> None:
+    now_s = [1000.0]
+    engine = InterruptedEngine(1, clock=lambda: now_s[0])
+    reader, writer = (PancakeStore(engine=engine, clock=lambda: now_s[0]) for _ in range(2))
+    reader.put(NS, "a", {"v": 1}, ttl=10)
+    now_s[0] += 300.0
+    engine.before_touch = lambda: writer.put(NS, "a", {"v": 2}, ttl=ttl)
+    seen = reader.get(NS, "a")
+    assert seen is not None
+    assert seen.value == {"v": 1}
+    assert engine.before_touch is None, "the end was moved on"
+    [kept] = engine.get([ItemId(NS, "a")])
+    assert kept is not None
+    assert kept.expires_at_s == (None if ttl is None else now_s[0] + 60.0 * ttl)
+    for store in (reader, writer):
+        found = store.get(NS, "a")
+        assert found is not None
+        assert found.value == {"v": 2}
+        store.close()
+
+
+def test_an_engine_that_stores_items_again_for_their_end_brings_no_older_value_back() -> None:
+    now_s = [1000.0]
+    engine = PlainEngine(lambda: now_s[0])
+    reader, writer = (PancakeStore(engine=engine, clock=lambda: now_s[0]) for _ in range(2))
+    reader.put(NS, "a", {"v": 1}, ttl=10)
+    now_s[0] += 300.0
+    writing = threading.Thread(target=lambda: writer.put(NS, "a", {"v": 2}))
+    began = threading.Event()
+    first_of_read = engine.num_gets + 1
+
+    def let_in(number: int) -> None:
+        if number == first_of_read + 1:  # what was read is about to be stored again
+            writing.start()
+            assert began.wait(LIMIT_S)
+            writing.join(0.05)  # it has to wait; where it did not, it would be through by now
+        elif number > first_of_read + 1:
+            began.set()
+
+    engine.after_get = let_in
+    assert reader.get(NS, "a") is not None
+    writing.join(LIMIT_S)
+    assert not writing.is_alive()
+    assert began.is_set()
+    found = reader.get(NS, "a")
+    assert found is not None
+    assert found.value == {"v": 2}
+    [kept] = engine.get([ItemId(NS, "a")])
+    assert kept is not None
+    assert kept.expires_at_s is None
+    reader.close()
+    writer.close()
 
 
 async def test_a_worker_that_is_closed_over_a_failing_batch_answers_everybody(

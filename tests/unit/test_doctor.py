@@ -1,12 +1,13 @@
 """Every failed check names its fix; the exit code tells."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from pancake_langgraph._errors import EngineUnavailable, LaunchError, ModelFilesError
+from pancake_langgraph._errors import EngineUnavailable, LaunchError, ModelFilesError, RetrievalError
 from pancake_langgraph.cli import _checks
 from pancake_langgraph.cli._checks import CheckResult
 from pancake_langgraph.cli.doctor import doctor
@@ -91,6 +92,28 @@ def test_what_agent_memory_needs_is_listed() -> None:
     assert (half.status, half.fix) == ("fail", 'pip install "pancake-langgraph[retrieval]"')
 
 
+def test_the_device_of_coarse_searches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pancake_langgraph.retrieval import devices
+    from pancake_langgraph.retrieval.coarse import CoarseDevice
+
+    version = {"faiss-cpu": "1.15.1", "numpy": "2.4.0"}.get
+    assert _checks.check_coarse_search({"numpy": "2.4.0"}.get) == []
+    monkeypatch.setattr(devices, "coarse_device", lambda: CoarseDevice("cpu", "no GPU build of faiss"))
+    [result] = _checks.check_coarse_search(version)
+    assert result == CheckResult("retrieval", "ok", "coarse search on cpu (no GPU build of faiss)")
+    assert "retrieval" in by_name(_checks.machine_checks(version=version))
+    monkeypatch.setattr(devices, "coarse_device", lambda: CoarseDevice("cpu", "the GPU is mute", num_failures=1))
+    [result] = _checks.check_coarse_search(version)
+    assert (result.status, result.found) == ("warn", "coarse search on cpu (the GPU is mute)")
+    assert result.fix
+
+    def broken() -> CoarseDevice:
+        raise RetrievalError("Faiss cannot be imported")
+
+    monkeypatch.setattr(devices, "coarse_device", broken)
+    assert _checks.check_coarse_search(version)[0].status == "fail"
+
+
 def test_python_and_room_are_checked() -> None:
     assert _checks.check_python((3, 10)).status == "fail"
     assert _checks.check_python((3, 13)).status == "ok"
@@ -164,6 +187,36 @@ def test_the_disk_tier_is_named_with_what_it_had_to_refuse() -> None:
     assert "serves and keeps it in int8" in found({**verified, "codec": "int8"})[0].found
     assert "FSL2Adapter" in found({"type": "FSL2Adapter"})[0].found
     assert _checks.disk_tier_checks({}) == _checks.disk_tier_checks({"storage_manager": None}) == found() == []
+
+
+def test_a_connector_that_does_not_pass_on_codecs_is_warned_about_where_a_tier_packs() -> None:
+    def found(identity: str | None, *codecs: str | None) -> list[CheckResult]:
+        adapters = [{"type": "VerifiedDiskAdapter", "counts": {}} | ({"codec": one} if one else {}) for one in codecs]
+        status = {"storage_manager": {"l2_adapters": [*adapters, "no adapter"]}}
+        return _checks.codec_checks(replace(FULL, kv_identity=identity), status)
+
+    [own] = found(None, "exact", "int8")
+    assert own.status == "warn"
+    assert 'kept in int8 below main memory, also for agents with kv_codec="exact"' in own.found
+    assert "FailOpenLMCacheConnector" in (own.fix or "")
+    assert [result.status for result in found("w0123456789abcdef01234567", "int8")] == ["ok"]
+    assert "int4 and int8" in found(None, "int8", "int4")[0].found
+    assert found(None, "exact", None) == found(None) == _checks.codec_checks(FULL, {}) == []
+
+
+def test_a_packing_tier_behind_another_connector_is_among_what_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def there(base_url: str, model: str | None) -> Capabilities:
+        return FULL
+
+    packing = {"type": "VerifiedDiskAdapter", "counts": {}, "codec": "int8"}
+    monkeypatch.setattr(_checks, "_probe", there)
+    monkeypatch.setattr(_checks, "answers", lambda url: True)
+    monkeypatch.setattr(_checks, "_tier_status", lambda url: {"storage_manager": {"l2_adapters": [packing]}})
+    args = ["--base-url", "http://127.0.0.1:9/v1", "--tier-url", "http://127.0.0.1:8/", "--json"]
+    outcome = CliRunner().invoke(doctor, args)
+    assert outcome.exit_code == 0
+    checks = {check["name"]: check for check in json.loads(outcome.stdout)["checks"]}
+    assert checks["KV codec"]["status"] == "warn"
 
 
 def test_the_text_form_shows_fixes_and_the_exit_code_says_failed(monkeypatch: pytest.MonkeyPatch) -> None:

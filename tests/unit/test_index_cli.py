@@ -333,7 +333,9 @@ def test_info_says_what_there_is(tmp_path: Path, use: Callable[[Embeddings], Non
     facts = json.loads(run("info", tmp_path / "i", "--json").output)
     assert (facts["num_items"], facts["num_waiting"]) == (2, 2)
     run("compact", tmp_path / "i")
-    [line, segment] = run("info", tmp_path / "i").output.splitlines()
+    coarse = json.loads(run("info", tmp_path / "i", "--json").output)["coarse_search"]
+    [line, segment, device] = run("info", tmp_path / "i").output.splitlines()
+    assert device == f"coarse search on {coarse['device']} ({coarse['reason']})"
     assert f"dim {DIM}, " in line
     assert segment.startswith("segment name ")
     assert "num_items 2, num_dead 0, num_vectors 2" in segment
