@@ -6,12 +6,10 @@ once, embed what they ask and note, and call a model in each step.
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,18 +28,16 @@ from pancake_langgraph.bench.memory_arms import (
 )
 from pancake_langgraph.bench.pinning import one_core
 from pancake_langgraph.bench.retrieval import (
-    PACKAGES,
     Samples,
     engine_facts,
-    machine_with,
     missing_notes,
     prepared_set,
     scratch_folder,
+    vector_result,
 )
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.search_arms import K, OpenEngine, recall
-from pancake_langgraph.bench.statistics import compare_arms, describe_arms
-from pancake_langgraph.bench.vector_sets import Embed, VectorSet, nearest, walks
+from pancake_langgraph.bench.vector_sets import Embed, VectorSet, by_turns, nearest
 from pancake_langgraph.retrieval.log import Ack
 
 AGENTS: Final = 16
@@ -134,19 +130,12 @@ def run_agent_memory(
             stack.callback(memories[arm].close)
         samples, own_share = _run_steps(plan, vectors, memories, on_progress)
         ours = {str(arm): engine_facts(m.engine) for arm, m in memories.items() if isinstance(m, PancakeMemory)}
-    comparison = compare_arms(
-        samples, pairs=[pair for pair in _PAIRS if set(pair) <= set(arms)], percentile_names=("p50", "p99")
-    )
-    return BenchResult(
-        workload="agent-memory",
-        version=metadata.version("pancake-langgraph"),
-        machine=machine_with(PACKAGES),
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        repeats=plan.repeats,
-        arms=describe_arms(samples),
-        ratios=comparison.ratios,
-        outcomes={},
-        notes=(*_notes(plan, vectors, arms, core), *missing_notes(missing), *comparison.notes),
+    return vector_result(
+        "agent-memory",
+        plan.repeats,
+        samples,
+        pairs=[pair for pair in _PAIRS if set(pair) <= set(arms)],
+        notes=(*_notes(plan, vectors, arms, core), *missing_notes(missing)),
         summary={"own_found_share": own_share, "pancake_stats": ours, "source": vectors.source},
     )
 
@@ -155,7 +144,7 @@ def _run_steps(
     plan: AgentMemoryPlan, vectors: VectorSet, memories: Mapping[MemoryArm, AgentMemory], on_progress: Progress
 ) -> tuple[Samples, dict[str, float]]:
     turns = -(-plan.steps // AGENTS) * plan.repeats
-    trace = [query for turn in zip(*walks(vectors, AGENTS, turns, seed=4), strict=True) for query in turn]
+    trace = by_turns(vectors, AGENTS, turns, seed=4)
     asked = sorted(set(trace))
     found = nearest(vectors.base, vectors.queries[asked], K, on_progress)
     shared = dict(zip(asked, found, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from pydantic import SecretStr
 
-from pancake_langgraph.bench.servers import Servers
+from pancake_langgraph.bench.servers import ServesArms
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.launch.stack import EngineProcess
 from pancake_langgraph.runtime import Runtime
@@ -73,7 +73,7 @@ class ArmRun:
         )
 
 
-def arm_run(arm: Arm, servers: Servers, *, cache_salt: str) -> ArmRun:
+def arm_run(arm: Arm, servers: ServesArms, *, cache_salt: str) -> ArmRun:
     """Prepare one run of an arm; the caller closes its runtime."""
     engine = servers.engine_for(arm)
     runtime = Runtime(_settings(servers, engine, pool_hints=arm is Arm.PANCAKE)) if arm in OURS else None
@@ -82,7 +82,7 @@ def arm_run(arm: Arm, servers: Servers, *, cache_salt: str) -> ArmRun:
     return ArmRun(arm, engine, cache_salt, runtime)
 
 
-def _settings(servers: Servers, engine: EngineProcess, *, pool_hints: bool) -> RuntimeSettings:
+def _settings(servers: ServesArms, engine: EngineProcess, *, pool_hints: bool) -> RuntimeSettings:
     tier = servers.tier
     return RuntimeSettings(
         engine="vllm",

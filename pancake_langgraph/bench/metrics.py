@@ -53,6 +53,19 @@ METRICS: dict[str, Metric] = {
     "searches_per_s": Metric(
         "1/s", Direction.HIGHER, "One repeat: searches over the time they took, inserts between them included."
     ),
+    "bulk_per_s": Metric(
+        "1/s", Direction.HIGHER, "One repeat: searches of a job that nobody waits for, over the time it took."
+    ),
+    "hit_rate": Metric(
+        "1", Direction.HIGHER, "One repeat: the share of what searches needed, in bytes, that was in memory by then."
+    ),
+    "precision": Metric(
+        "1", Direction.HIGHER, "One repeat: the share of the partitions brought up for a search that it needed."
+    ),
+    "read_bytes": Metric(
+        "bytes", Direction.LOWER, "One repeat: read from disk for a search on average, ahead of it and in it."
+    ),
+    "retrieval_wait_s": Metric("s", Direction.LOWER, "One search in a graph's node: from its text to what was found."),
     "memory_bytes": Metric("bytes", Direction.LOWER, "One repeat: main memory that an open index takes."),
     "stored_bytes": Metric("bytes", Direction.LOWER, "One repeat: what a saver holds after the last turn counted."),
 }

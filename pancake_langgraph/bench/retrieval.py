@@ -35,7 +35,7 @@ from pancake_langgraph.bench.search_arms import (
     recall,
 )
 from pancake_langgraph.bench.statistics import compare_arms, describe_arms
-from pancake_langgraph.bench.vector_sets import Embed, VectorSet, clustered_set, nearest, real_set, walks
+from pancake_langgraph.bench.vector_sets import Embed, VectorSet, by_turns, clustered_set, nearest, real_set
 from pancake_langgraph.config.folders import cache_dir
 from pancake_langgraph.retrieval.base import VectorEngine
 
@@ -109,17 +109,12 @@ def run_retrieval(plan: RetrievalPlan, on_progress: Progress, *, embed: Embed, o
             found, facts = _run_set(plan, vectors, chosen, on_progress, open_engine)
             samples |= {f"{arm}{suffix}": values for arm, values in found.items()}
             summary[vectors.name] = facts
-    comparison = compare_arms(samples, pairs=_pairs(samples), percentile_names=("p50", "p99"))
-    return BenchResult(
-        workload="retrieval",
-        version=metadata.version("pancake-langgraph"),
-        machine=machine_with(PACKAGES),
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        repeats=plan.repeats,
-        arms=describe_arms(samples),
-        ratios=comparison.ratios,
-        outcomes={},
-        notes=(*_notes(plan, real, arms, core), *missing_notes(missing), *comparison.notes),
+    return vector_result(
+        "retrieval",
+        plan.repeats,
+        samples,
+        pairs=_pairs(samples),
+        notes=(*_notes(plan, real, arms, core), *missing_notes(missing)),
         summary=summary,
     )
 
@@ -199,8 +194,7 @@ def _search(arm: OpenedArm, trace: Sequence[int], truth: Any, places: range, max
 
 def _trace(vectors: VectorSet, plan: RetrievalPlan) -> list[int]:
     """Return the queries of all agents, by turns."""
-    steps = -(-plan.searches * plan.repeats // _AGENTS)
-    return [query for turn in zip(*walks(vectors, _AGENTS, steps, seed=3), strict=True) for query in turn]
+    return by_turns(vectors, _AGENTS, -(-plan.searches * plan.repeats // _AGENTS), seed=3)
 
 
 def _pairs(samples: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -232,7 +226,35 @@ def _notes(plan: RetrievalPlan, real: VectorSet, arms: Sequence[SearchArm], core
     )
 
 
-# -- shared with agent-memory ---------------------------------------------------------------------------------------
+# -- shared with the other benches of indexes -----------------------------------------------------------------------
+
+
+def vector_result(
+    workload: str,
+    repeats: int,
+    samples: Samples,
+    *,
+    pairs: Sequence[tuple[str, str]],
+    notes: Sequence[str],
+    summary: Mapping[str, Any],
+    sweep: Sequence[Mapping[str, Any]] | None = None,
+    percentile_names: Sequence[str] = ("p50", "p99"),
+) -> BenchResult:
+    """Compose the documented result of a bench without an engine."""
+    comparison = compare_arms(samples, pairs=pairs, percentile_names=percentile_names)
+    return BenchResult(
+        workload=workload,
+        version=metadata.version("pancake-langgraph"),
+        machine=machine_with(PACKAGES),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        repeats=repeats,
+        arms=describe_arms(samples),
+        ratios=comparison.ratios,
+        outcomes={},
+        notes=(*notes, *comparison.notes),
+        summary=summary,
+        sweep=None if sweep is None else tuple(sweep),
+    )
 
 
 def missing_notes(missing: Mapping[Any, str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pancake_langgraph.bench.arms import ArmRun as ReadyArm
 from pancake_langgraph.bench.machine import read_machine
 from pancake_langgraph.bench.recorder import CallRecord, concurrency
 from pancake_langgraph.bench.schema import BenchResult
-from pancake_langgraph.bench.servers import Progress, Servers
+from pancake_langgraph.bench.servers import Progress, ServesArms
 from pancake_langgraph.bench.statistics import compare_arms, describe_arms, percentile
 from pancake_langgraph.ledger import ActionRecorded, ActionState, Event
 
@@ -79,7 +79,7 @@ Repeats = list[dict[Arm, ArmResult]]
 
 
 async def run_arms(
-    servers: Servers,
+    servers: ServesArms,
     workload: Callable[[ReadyArm, int], Awaitable[Measured]],
     *,
     arms: Sequence[Arm],
@@ -105,7 +105,7 @@ async def run_arms(
 
 
 async def _run_arm(
-    servers: Servers, workload: Callable[[ReadyArm, int], Awaitable[Measured]], arm: Arm, repeat: int, *, salt: str
+    servers: ServesArms, workload: Callable[[ReadyArm, int], Awaitable[Measured]], arm: Arm, repeat: int, *, salt: str
 ) -> ArmResult:
     ready = await asyncio.to_thread(arm_run, arm, servers, cache_salt=salt)
     runtime = ready.runtime

@@ -25,6 +25,10 @@ from pancake_langgraph.retrieval.base import Item, ItemId, Query, VectorEngine
 from pancake_langgraph.weights._folder import file_sha256
 
 K: Final = 10
+#: The namespace of a whole set.
+SHARED: Final = ("shared",)
+#: Asks for all partitions of an index: more than any has.
+ALL_PARTITIONS: Final = 1 << 24
 #: Recall that arms with a knob are set to, on queries of their own.
 TARGET_RECALL: Final = 0.95
 _TUNING_QUERIES: Final = 200
@@ -321,12 +325,17 @@ def recall(found: Sequence[int], truth: Neighbors) -> float:
     return len({int(row) for row in found} & {int(row) for row in truth}) / len(truth) if len(truth) else 1.0
 
 
-def fill_engine(engine: VectorEngine, vectors: VectorSet, on_progress: Progress) -> None:
+def fill_engine(
+    engine: VectorEngine,
+    vectors: VectorSet,
+    on_progress: Progress,
+    value: Callable[[int], Mapping[str, Any]] = lambda row: {"row": row},
+) -> None:
     """Put a whole set into an empty engine, row `r` as key `r` in the namespace `shared`, and merge it if it can."""
     rows = len(vectors.base)
     for start in range(0, rows, _PUT_ROWS):
         chosen = range(start, min(start + _PUT_ROWS, rows))
-        engine.put([Item(ItemId(("shared",), str(row)), {"row": row}, (vectors.base[row],)) for row in chosen])
+        engine.put([Item(ItemId(SHARED, str(row)), value(row), (vectors.base[row],)) for row in chosen])
         if chosen.stop % 50_000 < _PUT_ROWS:
             on_progress(f"pancake: {chosen.stop:,} of {rows:,}")
     if (compact := getattr(engine, "compact", None)) is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import httpx
 
@@ -52,6 +53,41 @@ class ServersPlan:
             tier=tier,
             dev_routes=True,
         )
+
+
+class ServesArms(Protocol):
+    """What arms are run on."""
+
+    @property
+    def tier(self) -> TierProcess | None:
+        """The cache server behind the engines, if there is one."""
+        ...
+
+    def engine_for(self, arm: str) -> EngineProcess:
+        """Return the engine that an arm talks to."""
+        ...
+
+    def reset(self, arm: str) -> None:
+        """Leave nothing in an arm's pool that another arm has put there."""
+        ...
+
+
+class OneEngine:
+    """One engine for all arms, without a cache server; whoever started it ends it."""
+
+    tier: TierProcess | None = None
+
+    def __init__(self, engine: EngineProcess) -> None:
+        """Use an engine that runs and has its development routes."""
+        self._engine = engine
+
+    def engine_for(self, arm: str) -> EngineProcess:
+        """Return the engine."""
+        return self._engine
+
+    def reset(self, arm: str) -> None:
+        """Empty its pool."""
+        reset_pool(self._engine)
 
 
 class Servers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,6 +16,7 @@ from pancake_langgraph.bench.agent_live import LIVE_ARM_TEXT, LiveArm, LivePlan,
 from pancake_langgraph.bench.agent_live import missing_for as live_missing_for
 from pancake_langgraph.bench.agent_memory import AGENTS, AgentMemoryPlan, run_agent_memory
 from pancake_langgraph.bench.corpus import Progress
+from pancake_langgraph.bench.drafts import DraftArm, DraftPlan, run_drafts
 from pancake_langgraph.bench.memory_arms import MemoryArm
 from pancake_langgraph.bench.options import BenchOptions, chosen_arms
 from pancake_langgraph.bench.pinning import one_core
@@ -26,6 +27,8 @@ from pancake_langgraph.bench.retrieval import (
     run_retrieval,
     scratch_folder,
 )
+from pancake_langgraph.bench.retrieval_load import LoadArm, LoadPlan, run_retrieval_load
+from pancake_langgraph.bench.retrieval_node import NODE_ARMS, NodePlan, StartEngine, run_retrieval_node
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.search_arms import OpenEngine, SearchArm
 from pancake_langgraph.bench.statistics import compare_arms, describe_arms
@@ -36,6 +39,24 @@ from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
 from pancake_langgraph.retrieval.log import Ack
 
 _ANSWER_TOKENS: Final = 16
+
+
+def run(name: str, options: BenchOptions, on_progress: Progress, start_engine: StartEngine) -> BenchResult:
+    """Run the bench called `name`; `start_engine` gives a model server, for those that need one.
+
+    Raises:
+        ConfigError: if a package is missing, or there is too little text.
+        LaunchError: if the model server does not start.
+        ModelFilesError: if the embedder's files are not there.
+        RetrievalError: if our engine fails.
+    """
+    if name == "retrieval-node":
+        return retrieval_node(options, on_progress, start_engine)
+    if name == "agent-memory" and options.live_s:
+        with start_engine() as engine:
+            model = (engine.base_url, engine.plan.served_model_name)
+            return agent_memory(options, on_progress, model=model)
+    return _WITHOUT_ENGINE[name](options, on_progress)
 
 
 def retrieval(options: BenchOptions, on_progress: Progress) -> BenchResult:
@@ -74,6 +95,58 @@ def agent_memory(options: BenchOptions, on_progress: Progress, *, model: tuple[s
     )
     found = run_agent_memory(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener)
     return found if model is None else _with_model(found, options, on_progress, model)
+
+
+def retrieval_load(options: BenchOptions, on_progress: Progress) -> BenchResult:
+    """Run `retrieval-load`; raises as `run`."""
+    plan = LoadPlan(
+        chunks=options.chunks,
+        repeats=options.repeats,
+        searches=options.searches,
+        arms=chosen_arms(tuple(LoadArm), options.arms),
+        corpus=options.corpus,
+    )
+    return run_retrieval_load(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener("none", "manual"))
+
+
+def drafts(options: BenchOptions, on_progress: Progress) -> BenchResult:
+    """Run `drafts`; raises as `run`."""
+    plan = DraftPlan(
+        chunks=options.chunks,
+        repeats=options.repeats,
+        searches=options.searches,
+        arms=chosen_arms(tuple(DraftArm), options.arms),
+        with_sweep=options.sweep_repeats > 0,
+        corpus=options.corpus,
+    )
+    return run_drafts(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener("none", "manual"))
+
+
+def retrieval_node(options: BenchOptions, on_progress: Progress, start_engine: StartEngine) -> BenchResult:
+    """Run `retrieval-node`; raises as `run`."""
+    plan = NodePlan(
+        chunks=options.chunks,
+        repeats=options.repeats,
+        sweep_repeats=options.sweep_repeats,
+        programs=options.runs,
+        arms=chosen_arms(NODE_ARMS, options.arms),
+        corpus=options.corpus,
+    )
+    return run_retrieval_node(
+        plan,
+        on_progress,
+        embed=_Embedder(_cores()),
+        open_engine=_opener("none", "manual"),
+        start_engine=start_engine,
+    )
+
+
+_WITHOUT_ENGINE: Final[Mapping[str, Callable[[BenchOptions, Progress], BenchResult]]] = {
+    "agent-memory": agent_memory,
+    "drafts": drafts,
+    "retrieval": retrieval,
+    "retrieval-load": retrieval_load,
+}
 
 
 def _with_model(

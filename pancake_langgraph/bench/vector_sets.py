@@ -69,7 +69,7 @@ class VectorSet:
 def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, name: str, folder: Path) -> VectorSet:
     """Return a corpus as vectors; `name` names the embedder in file names, `folder` keeps what was embedded."""
     base_rows, query_rows = _roles(corpus)
-    query_texts = [" ".join(corpus.texts[row].split()[:QUERY_WORDS]) for row in query_rows]
+    query_texts = [first_words(corpus.texts[row], QUERY_WORDS) for row in query_rows]
     every = [*corpus.texts, *query_texts]
     digest = hashlib.sha256("\n".join([corpus.digest, *query_texts]).encode()).hexdigest()[:16]
     vectors = _kept(
@@ -93,6 +93,24 @@ def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, name: str, 
         documents=np.array(corpus.documents, dtype=np.int64)[query_rows],
         source=f"{len(base_rows):,} chunks of {corpus.source}",
     )
+
+
+def embedded(texts: Sequence[str], embed: Embed, on_progress: Progress, *, name: str, folder: Path) -> Vectors:
+    """Return texts as vectors, embedded now or before; `name` and `folder` are those of `real_set`."""
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    return _kept(
+        folder / f"{name}-{digest}",
+        len(texts),
+        lambda start, stop: embed(texts[start:stop]),
+        on_progress,
+        what="embedding",
+        part=_PART_TEXTS,
+    )
+
+
+def first_words(text: str, count: int) -> str:
+    """Return a text's first words."""
+    return " ".join(text.split()[:count])
 
 
 def _roles(corpus: Corpus) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -243,6 +261,11 @@ class _Ticker:
         if self._say is not None and time.monotonic() - self._last_s >= _PROGRESS_S:
             self._last_s = time.monotonic()
             self._say(f"{self._what}: {done:,} of {self._total:,}")
+
+
+def by_turns(vectors: VectorSet, agents: int, turns: int, *, seed: int) -> list[int]:
+    """Return the queries of agents that ask by turns: the one at place `p` is asked by agent `p % agents`."""
+    return [query for turn in zip(*walks(vectors, agents, turns, seed=seed), strict=True) for query in turn]
 
 
 def walks(vectors: VectorSet, agents: int, steps: int, *, seed: int) -> list[Any]:

@@ -150,16 +150,8 @@ KV_QUALITY_BENCH: Final = "kv-quality"
 #: It starts its own engines, one for each cache server.
 TIERS_BENCH: Final = "tiers"
 #: They compare indexes and stores in this process, and need numpy.
-RETRIEVAL_BENCH: Final = "retrieval"
-AGENT_MEMORY_BENCH: Final = "agent-memory"
-OTHER_BENCHES: Final = (
-    AGENT_MEMORY_BENCH,
-    FORECAST_BENCH,
-    KV_QUALITY_BENCH,
-    RETRIEVAL_BENCH,
-    SAVER_BENCH,
-    TIERS_BENCH,
-)
+VECTOR_BENCHES: Final = ("agent-memory", "drafts", "retrieval", "retrieval-load", "retrieval-node")
+OTHER_BENCHES: Final = (FORECAST_BENCH, KV_QUALITY_BENCH, SAVER_BENCH, TIERS_BENCH, *VECTOR_BENCHES)
 
 
 def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchResult:
@@ -178,7 +170,7 @@ def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchR
         tier_arms = chosen_arms(tuple(TierArm), options.arms)
         plan = TiersPlan(servers_plan(options, name), options.repeats, tier_arms, KV_TOKEN_BYTES["bfloat16"])
         return run_tiers(plan, on_progress)
-    if name in (RETRIEVAL_BENCH, AGENT_MEMORY_BENCH):
+    if name in VECTOR_BENCHES:
         return _vector_bench(name, options, on_progress)
     if name == KV_QUALITY_BENCH:
         return _kv_quality(options, on_progress)
@@ -198,7 +190,7 @@ def run_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchR
 
 
 def _vector_bench(name: str, options: BenchOptions, on_progress: Progress) -> BenchResult:
-    """Run `retrieval` or `agent-memory`, without an engine."""
+    """Run a bench of indexes, with an engine only if it asks for one."""
     limit_threads()  # before numpy and Faiss are imported
     try:
         from pancake_langgraph.bench import vector_benches
@@ -206,15 +198,13 @@ def _vector_bench(name: str, options: BenchOptions, on_progress: Progress) -> Be
         raise ConfigError(
             f"{name} needs the package {exc.name}, which is not installed; pip install {exc.name}"
         ) from exc
-    if name == RETRIEVAL_BENCH:
-        return vector_benches.retrieval(options, on_progress)
-    if not options.live_s:
-        return vector_benches.agent_memory(options, on_progress)
-    engine_plan = servers_plan(options).engine(pool_tokens=POOL_TOKENS, tier=None)
-    on_progress("starting an engine")
-    with EngineProcess(engine_plan, name="agent-memory engine") as engine:
-        model = (engine.base_url, engine.plan.served_model_name)
-        return vector_benches.agent_memory(options, on_progress, model=model)
+
+    def start_engine() -> EngineProcess:
+        engine_plan = servers_plan(options).engine(pool_tokens=POOL_TOKENS, tier=None)
+        on_progress("starting an engine")
+        return EngineProcess(engine_plan, name=f"{name} engine")
+
+    return vector_benches.run(name, options, on_progress, start_engine)
 
 
 def _kv_quality(options: BenchOptions, on_progress: Progress) -> BenchResult:

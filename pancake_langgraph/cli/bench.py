@@ -23,20 +23,22 @@ if TYPE_CHECKING:
     default=0,
     show_default=True,
     type=click.IntRange(0, 1000),
-    help="Repeats at every other point of the pressure sweep; 0 leaves the sweep out.",
+    help="Repeats at every other point of a sweep; 0 leaves the sweep out.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024), help="Threads per engine.")
 @click.option("--chunk-tokens", default=32, show_default=True, type=int, help="Chunk of the cache server, in tokens.")
 @click.option("--turns", default="10,100,1000", show_default=True, help="Lengths at which `saver` is measured.")
-@click.option("--runs", default=48, show_default=True, type=int, help="Runs of each graph shape in `forecast`.")
+@click.option(
+    "--runs", default=48, show_default=True, type=int, help="Runs of a shape in `forecast`, an arm in `retrieval-node`."
+)
 @click.option("--cost-runs", default=10_000, show_default=True, type=int, help="Runs that weigh cost in `forecast`.")
 @click.option("--real-routers", is_flag=True, help="Let a real model choose routes in `forecast` as well.")
 @click.option("--prompts", default=60, show_default=True, type=int, help="Prompts of `kv-quality`.")
-@click.option("--chunks", default=100_000, show_default=True, type=int, help="Texts of `retrieval`, `agent-memory`.")
+@click.option("--chunks", default=100_000, show_default=True, type=int, help="Texts of the benches of indexes.")
 @click.option("--large", default=1_000_000, show_default=True, type=int, help="Large set of `retrieval`; 0: none.")
-@click.option("--searches", default=1_000, show_default=True, type=int, help="Searches of an arm in a repeat of both.")
+@click.option("--searches", default=1_000, show_default=True, type=int, help="Searches of an arm in a repeat of these.")
 @click.option(
     "--corpus", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Take texts of this folder."
 )
@@ -67,7 +69,7 @@ def bench(
     """Run workload NAME with all arms interleaved.
 
     NAME: tool-pause, hold, no-pressure, handoff, fan-out, forecast, saver, tiers,
-    kv-quality, retrieval or agent-memory.
+    kv-quality, retrieval, agent-memory, retrieval-load, drafts or retrieval-node.
 
     The exit status is 0 whatever the figures say; it is not 0 when the run itself failed.
     """

@@ -2,11 +2,11 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from pancake_langgraph._errors import InvalidQuery
+from pancake_langgraph.bench.draft_replay import Step
 from pancake_langgraph.retrieval.base import Vector
 from pancake_langgraph.retrieval.partitions import Partition, PartitionId
 
@@ -51,15 +51,6 @@ class Shelves:
 
     def is_warm(self, ids: Sequence[PartitionId]) -> list[bool]:
         return [name in self.warm_ids for name in ids]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One search of an agent, and the draft that was there before it."""
-
-    agent: str
-    draft: Vector
-    vector: Vector
 
 
 def readers(*, num_agents: int, num_steps: int, dim: int, seed: int = 3) -> Iterator[Step]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ from pancake_langgraph.bench import agent_memory, retrieval, search_arms, vector
 from pancake_langgraph.bench.agent_live import LiveArm, LivePlan, run_live
 from pancake_langgraph.bench.agent_live import missing_for as live_missing_for
 from pancake_langgraph.bench.agent_memory import AGENTS, AgentMemoryPlan, run_agent_memory
-from pancake_langgraph.bench.corpus import Corpus
 from pancake_langgraph.bench.memory_arms import MemoryArm
 from pancake_langgraph.bench.options import BenchOptions
 from pancake_langgraph.bench.pinning import one_core
@@ -25,19 +24,7 @@ from pancake_langgraph.bench.search_arms import SearchArm, missing_package, reca
 from pancake_langgraph.bench.vector_sets import VectorSet, clustered_set, nearest, real_set, walks
 from pancake_langgraph.cli.main import pancake
 from tests.plain_vectors import DIM, HashedEmbeddings, PlainEngine, hashed
-
-WORDS = [f"word{number}" for number in range(300)]
-
-
-def a_corpus(*, documents: int = 60, chunks: int = 12) -> Corpus:
-    rng = np.random.default_rng(0)
-    texts, numbers = [], []
-    for document in range(documents):
-        own = rng.choice(WORDS, 12)
-        for chunk in range(chunks):
-            texts.append(" ".join([*rng.choice(own, 40), f"chunk{document}-{chunk}"]))
-            numbers.append(document)
-    return Corpus(tuple(texts), tuple(numbers), "made-up words")
+from tests.unit.bench_kit import a_corpus, kept_engines, make_small_world
 
 
 @pytest.fixture
@@ -47,9 +34,7 @@ def real(tmp_path: Path) -> VectorSet:
 
 @pytest.fixture(autouse=True)
 def _small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let benches take the made-up corpus, keep files below the test's folder, and leave slow libraries out."""
-    monkeypatch.setenv("PANCAKE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(retrieval, "load_corpus", lambda chunks, say, folder: a_corpus())
+    make_small_world(monkeypatch, tmp_path)
 
 
 # -- sets -----------------------------------------------------------------------------------------------------------
@@ -140,11 +125,6 @@ def test_all_threads_are_held_on_one_core_and_let_go() -> None:
 
 
 # -- retrieval ------------------------------------------------------------------------------------------------------
-
-
-def kept_engines() -> Callable[[Path, int], PlainEngine]:
-    engines: dict[Path, PlainEngine] = {}
-    return lambda path, dim: engines.setdefault(path, PlainEngine(dim))
 
 
 def a_run(**changes: object) -> BenchResult:

@@ -1,17 +1,18 @@
 """What to bring up: drafts before averages before what is used often, within a budget; and what that is worth."""
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pancake_langgraph.bench.draft_replay import Step, replay, replay_lru
 from pancake_langgraph.retrieval.base import Vector
 from pancake_langgraph.retrieval.draft import Averages, DraftSettings, Frequencies, Outlook
 from pancake_langgraph.retrieval.partitions import Partition, PartitionId
-from tests.unit.partition_kit import Shelves, Step, readers
+from tests.unit.partition_kit import Shelves, readers
 
 AXES = np.eye(16, dtype=np.float32)
 PER_QUERY = 8
@@ -270,47 +271,8 @@ def steps() -> list[Step]:
     return list(readers(num_agents=16, num_steps=1500, dim=24))
 
 
-def lru_hit_rate(shelves: Shelves, steps: Sequence[Step], budget_bytes: int) -> float:
-    kept: OrderedDict[PartitionId, int] = OrderedDict()
-    hits = needed = 0
-    for step in steps:
-        for entry in shelves.partitions(step.vector, PER_QUERY):
-            needed += entry.num_bytes
-            hits += kept.pop(entry.id, 0)
-            kept[entry.id] = entry.num_bytes
-        while sum(kept.values()) > budget_bytes:
-            kept.popitem(last=False)
-    return hits / needed
-
-
-def replay(
-    shelves: Shelves, steps: Sequence[Step], budget_bytes: int, *, ahead: int = 0, drafts: str = "given"
-) -> tuple[float, float]:
-    """Return hit rate and precision where `ahead` other searches come between a draft and its search."""
-    made = Outlook(DraftSettings(budget_bytes=budget_bytes, per_query=PER_QUERY))
-    hits = needed = fetched = useful = 0
-    for drafted, searching in _shifted(steps, ahead):
-        if drafted is not None:
-            draft = drafted.draft if drafts == "given" else None
-            plan = made.expect(drafted.agent, draft, shelves.partitions)
-            made.arrived([entry.id for entry in plan.warm])
-            assert made.warm_bytes <= budget_bytes
-        if searching is not None:
-            wanted = shelves.partitions(searching.vector, PER_QUERY)
-            found = made.used(searching.agent, searching.vector, wanted, moment=made.moment)
-            made.arrived([entry.id for entry in found.plan.warm])
-            hits, needed = hits + found.hit_bytes, needed + found.needed_bytes
-            fetched, useful = fetched + found.fetched, useful + found.useful
-    return hits / needed, useful / fetched
-
-
-def _shifted(steps: Sequence[Step], ahead: int) -> Iterator[tuple[Step | None, Step | None]]:
-    waiting: deque[Step] = deque()
-    for step in steps:
-        waiting.append(step)
-        yield step, waiting.popleft() if len(waiting) > ahead else None
-    for step in waiting:
-        yield None, step
+def budget_of(shelves: Shelves) -> DraftSettings:
+    return DraftSettings(budget_bytes=shelves.total_bytes // 20, per_query=PER_QUERY)
 
 
 def test_the_workload_is_like_real_text(shelves: Shelves, steps: Sequence[Step]) -> None:
@@ -327,17 +289,31 @@ def test_the_workload_is_like_real_text(shelves: Shelves, steps: Sequence[Step])
 
 
 def test_drafts_and_averages_beat_recency_at_a_small_budget(shelves: Shelves, steps: Sequence[Step]) -> None:
-    budget_bytes = shelves.total_bytes // 20
-    lru = lru_hit_rate(shelves, steps, budget_bytes)
-    both, precision = replay(shelves, steps, budget_bytes)
-    averages_only, _ = replay(shelves, steps, budget_bytes, drafts="none")
-    assert both >= 0.5
-    assert both >= 5 * lru
-    assert both > averages_only >= 2 * lru
-    assert precision > 0.25
+    settings = budget_of(shelves)
+    lru = replay_lru(steps, shelves.partitions, settings)
+    both = replay(steps, shelves.partitions, settings)
+    averages_only = replay([replace(step, draft=None) for step in steps], shelves.partitions, settings)
+    assert both.hit_rate >= 0.5
+    assert both.hit_rate >= 5 * lru.hit_rate
+    assert both.hit_rate > averages_only.hit_rate >= 2 * lru.hit_rate
+    assert both.precision > 0.25
+    assert all(0 < made.most_bytes <= settings.budget_bytes for made in (lru, both, averages_only))
 
 
 def test_drafts_that_stand_beside_others_still_pay(shelves: Shelves, steps: Sequence[Step]) -> None:
-    budget_bytes = shelves.total_bytes // 20
-    hit_rate, _ = replay(shelves, steps, budget_bytes, ahead=2)
-    assert hit_rate >= 4 * lru_hit_rate(shelves, steps, budget_bytes)
+    settings = budget_of(shelves)
+    beside = replay(steps, shelves.partitions, settings, ahead=2)
+    assert beside.hit_rate >= 4 * replay_lru(steps, shelves.partitions, settings).hit_rate
+
+
+def test_a_replay_counts_bytes_needed_hit_and_read() -> None:
+    steps = [Step("a", AXES[0], AXES[1]), Step("b", AXES[1], AXES[1]), Step("c", None, AXES[8])]
+    settings = DraftSettings(budget_bytes=3, per_query=2)
+    found = replay(steps, locate, settings)
+    # a: 0 and 1 come ahead, 1 is hit, 2 is read and kept; b: nothing more to bring up, both hit; c: both are read
+    assert (found.needed_bytes, found.hit_bytes, found.ahead_bytes) == (6, 3, 2)
+    assert (found.fetched, found.useful, found.most_bytes) == (2, 1, 3)
+    assert (found.hit_rate, found.precision, found.read_bytes) == (0.5, 0.5, 5 / 3)
+    recent = replay_lru(steps, locate, settings)
+    assert (recent.needed_bytes, recent.hit_bytes, recent.read_bytes, recent.precision) == (6, 2, 4 / 3, 0.0)
+    assert recent.most_bytes <= 3

@@ -1,0 +1,245 @@
+"""Bench `retrieval-node`: how long a graph's node waits for a search whose index has to be read from disk.
+
+The arms share one model server and one index; `node_program` is what each of them runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.bench.arms import Arm, ArmRun
+from pancake_langgraph.bench.cold_index import ColdIndex
+from pancake_langgraph.bench.corpus import Progress
+from pancake_langgraph.bench.node_program import ANSWER_TOKENS, NodeRun, Question, run_node
+from pancake_langgraph.bench.retrieval import engine_facts, prepared_set, scratch_folder
+from pancake_langgraph.bench.runner import Repeats, build_result, run_arms, samples_of
+from pancake_langgraph.bench.schema import BenchResult
+from pancake_langgraph.bench.search_arms import OpenEngine, fill_engine
+from pancake_langgraph.bench.servers import OneEngine, ServesArms
+from pancake_langgraph.bench.statistics import percentile
+from pancake_langgraph.bench.vector_sets import QUERY_WORDS, Embed, VectorSet, embedded, first_words
+from pancake_langgraph.config.folders import cache_dir
+from pancake_langgraph.launch.stack import EngineProcess
+from pancake_langgraph.retrieval.base import Vector
+
+NODE_ARMS: Final = (Arm.PLAIN, Arm.PANCAKE, Arm.ORACLE)
+NODE_ARM_TEXT: Final[Mapping[Arm, str]] = {
+    Arm.PLAIN: "ChatOpenAI, the store hears of nothing before it is searched",
+    Arm.PANCAKE: "PancakeChatModel attached, `@phase(retrieves=store)` on the node that searches",
+    Arm.ORACLE: "ChatOpenAI, all that the search reads is in memory before the program starts",
+}
+#: Points of the sweep: how many words of what is searched for the user wrote.
+_SWEEP_WORDS: Final = (8, 13)
+
+StartEngine = Callable[[], AbstractContextManager[EngineProcess]]
+Samples = dict[str, dict[str, list[list[float]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What to run.
+
+    In a repeat an arm runs `programs`, one after the other, each in a thread of its own.  With `sweep_repeats`, as many
+    of them are run again for users who write only the first words of what is searched for.
+    """
+
+    chunks: int = 100_000
+    repeats: int = 5
+    sweep_repeats: int = 0
+    programs: int = 48
+    arms: tuple[Arm, ...] = NODE_ARMS
+    corpus: Path | None = None
+    folder: Path | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            ConfigError: if a value is out of range.
+        """
+        if self.chunks < 500 or self.repeats < 1 or self.programs < 1 or not self.arms:
+            raise ConfigError(
+                f"got {self.chunks} chunks, {self.repeats} repeats of {self.programs} programs with {len(self.arms)} "
+                "arms, allowed are 500 chunks or more, and 1 or more of the others"
+            )
+
+
+def run_retrieval_node(
+    plan: NodePlan, on_progress: Progress, *, embed: Embed, open_engine: OpenEngine, start_engine: StartEngine
+) -> BenchResult:
+    """Run all arms on one model server and one index.
+
+    Args:
+        plan: What to run.
+        on_progress: Told what happens, at least when something takes long.
+        embed: The embedder of text.
+        open_engine: Opens our engine in an empty folder, for vectors of a length.
+        start_engine: Gives the model server, which is started once the index is there.
+
+    Raises:
+        ConfigError: if there is too little text.
+        LaunchError: if the model server does not start.
+        RetrievalError: if our engine fails.
+    """
+    vectors = prepared_set(plan.chunks, plan.corpus, embed, on_progress)
+    known = _known(plan, vectors, embed, on_progress)
+    with (
+        scratch_folder(plan.folder) as folder,
+        closing(open_engine(folder / "pancake", vectors.dim)) as engine,
+    ):
+        fill_engine(engine, vectors, on_progress, value=lambda row: {"row": row, "text": vectors.texts[row]})
+        facts = {"pancake_stats": engine_facts(engine), "source": vectors.source}
+        index = ColdIndex(engine, folder, known)
+        with start_engine() as served:
+            return asyncio.run(_measured(plan, vectors, index, OneEngine(served), facts, on_progress))
+
+
+def _known(plan: NodePlan, vectors: VectorSet, embed: Embed, on_progress: Progress) -> dict[str, Vector]:
+    """Return the vectors of all that is written or searched for."""
+    known = dict(zip(vectors.query_texts, vectors.queries, strict=True))
+    chosen = [text for repeat in range(plan.repeats) for text in _texts(plan, vectors, repeat)]
+    for words in _SWEEP_WORDS if plan.sweep_repeats else ():
+        drafts = sorted({first_words(text, words) for text in chosen})
+        known |= zip(
+            drafts, embedded(drafts, embed, on_progress, name="minilm", folder=cache_dir() / "bench"), strict=True
+        )
+    return known
+
+
+def _texts(plan: NodePlan, vectors: VectorSet, repeat: int) -> list[str]:
+    """Return what a repeat searches for, the first one for practice: other places of the text in each repeat."""
+    every = len(vectors.query_texts)
+    count = plan.programs + 1
+    stride = max(1, every // (count * plan.repeats))
+    return [vectors.query_texts[(repeat * count + number) * stride % every] for number in range(count)]
+
+
+async def _measured(
+    plan: NodePlan,
+    vectors: VectorSet,
+    index: ColdIndex,
+    servers: ServesArms,
+    facts: Mapping[str, Any],
+    on_progress: Progress,
+) -> BenchResult:
+    try:
+        main = await _point(plan, vectors, index, servers, QUERY_WORDS, plan.repeats, on_progress)
+        sweep = [_row(QUERY_WORDS, main)]
+        for words in _SWEEP_WORDS if plan.sweep_repeats else ():
+            repeats = min(plan.sweep_repeats, plan.repeats)
+            sweep.append(_row(words, await _point(plan, vectors, index, servers, words, repeats, on_progress)))
+    finally:
+        await index.close()
+    return build_result(
+        "retrieval-node",
+        main,
+        node_samples(main),
+        notes=_notes(plan, vectors),
+        summary={"drafts": draft_figures(main), "searches_with_other_hits": other_hits(main), **facts},
+        sweep=sorted(sweep, key=lambda row: row["words_written"]),
+    )
+
+
+async def _point(
+    plan: NodePlan,
+    vectors: VectorSet,
+    index: ColdIndex,
+    servers: ServesArms,
+    words: int,
+    repeats: int,
+    on_progress: Progress,
+) -> Repeats:
+    def workload(run: ArmRun, repeat: int) -> Awaitable[NodeRun]:
+        questions = [Question(first_words(text, words), text) for text in _texts(plan, vectors, repeat)]
+        return run_node(index, run, questions, repeat=repeat)
+
+    for text in {text for repeat in range(repeats) for text in _texts(plan, vectors, repeat)}:
+        await index.search(text)  # what a row's first reading checks is no part of any arm
+    return await run_arms(
+        servers,
+        workload,
+        arms=plan.arms,
+        repeats=repeats,
+        point=f"retrieval-node-{words}",
+        on_progress=on_progress,
+    )
+
+
+def node_samples(repeats: Repeats) -> Samples:
+    """Return `arm -> metric -> values per repeat`."""
+    samples = samples_of(repeats, chosen=lambda results, arm: results[arm].run.calls)
+    for results in repeats:
+        for arm in results:
+            samples[str(arm)].setdefault("retrieval_wait_s", []).append(list(_run_of(results[arm].run).waits_s))
+    return samples
+
+
+def draft_figures(repeats: Repeats) -> dict[str, Any] | None:
+    """Return what drafts were worth in our arm; `None` if it did not run."""
+    stats = [one for results in repeats if Arm.PANCAKE in results for one in _run_of(results[Arm.PANCAKE].run).drafts]
+    if not stats:
+        return None
+    needed = sum(one.needed_bytes for one in stats)
+    return {
+        "hit_rate": sum(one.hit_bytes for one in stats) / needed if needed else None,
+        "read_ahead_bytes_per_search": sum(one.read_bytes for one in stats) / len(stats),
+        "late_partitions": sum(one.late for one in stats),
+        "searches_without_a_draft_in_time": sum(not one.hits for one in stats),
+        "failures": sum(one.failures for one in stats),
+    }
+
+
+def other_hits(repeats: Repeats) -> dict[str, int]:
+    """Count, for each arm, the searches that found something else than those of the first arm."""
+    first = next(iter(repeats[0]))
+    return {
+        str(arm): sum(
+            mine != theirs
+            for results in repeats
+            for mine, theirs in zip(_run_of(results[arm].run).found, _run_of(results[first].run).found, strict=True)
+        )
+        for arm in repeats[0]
+    }
+
+
+def _run_of(run: object) -> NodeRun:
+    """Return an arm's run as what this workload makes of each."""
+    if not isinstance(run, NodeRun):
+        raise TypeError(f"got {type(run).__name__}, allowed is a NodeRun; runs of other workloads were given")
+    return run
+
+
+def _row(words: int, repeats: Repeats) -> dict[str, Any]:
+    """Return one row of the sweep."""
+    row: dict[str, Any] = {"words_written": words, "repeats": len(repeats), "drafts": draft_figures(repeats)}
+    for arm, metrics in node_samples(repeats).items():
+        waits_s = [value for values in metrics["retrieval_wait_s"] for value in values]
+        row[f"{arm}_retrieval_wait_p50_s"] = round(percentile(waits_s, 50.0), 6)
+        row[f"{arm}_retrieval_wait_p99_s"] = round(percentile(waits_s, 99.0), 6)
+    return row
+
+
+def _notes(plan: NodePlan, vectors: VectorSet) -> tuple[str, ...]:
+    return (
+        *(f"{arm}: {NODE_ARM_TEXT[arm]}." for arm in plan.arms),
+        (
+            f"One program after the other: a model writes {ANSWER_TOKENS} tokens, then a node searches "
+            f"{vectors.source}; one model server for all arms."
+        ),
+        (
+            "Before each program the store is opened anew and the pages of the index's files are dropped from the "
+            "system's cache, but for the oracle; arrays that are mapped into memory stay."
+        ),
+        (
+            f"What the node searches for are the {QUERY_WORDS} words that the user wrote; in the sweep the user wrote "
+            "only the first of them."
+        ),
+        "Vectors of texts were known beforehand: no embedder is in any figure.",
+        "A virtual machine's disk may have a cache of its own below, which nobody here can drop.",
+    )
