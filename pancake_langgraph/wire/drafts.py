@@ -107,8 +107,7 @@ class JsonDrafts:
                 position = self._look_on(piece, position)
                 continue
             position = self._read_text(piece, position)
-            if not self._in_text and not self._is_key:
-                found = self._ended() or found
+            found = self._whole_value() or found
         if self._in_text and not self._is_key and self._text.num_ended >= self._due:
             self._longest = self._text.num_ended
             found = self._tell(self._text.so_far()) or found
@@ -169,7 +168,10 @@ class JsonDrafts:
         if not self._is_key:
             self._text.add(meant)
 
-    def _ended(self) -> str | None:
+    def _whole_value(self) -> str | None:
+        """Return the value that has just ended, if one has and it is to be told."""
+        if self._in_text or self._is_key:
+            return None
         told, whole, num_words = self._told, self._text.whole(), self._text.num_words
         if not whole or whole == told or (told is None and num_words <= self._longest):
             return None
