@@ -11,6 +11,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from pancake_langgraph._errors import MalformedStream
 from pancake_langgraph._types import Usage
+from pancake_langgraph.chat.drafting import OWN_TEXT, Drafting
 from pancake_langgraph.chat.watch import Watch
 from pancake_langgraph.engines.pool_hints import HINTS_FIELD, PARAMS_FIELD
 from pancake_langgraph.wire.bodies import tool_names
@@ -23,8 +24,6 @@ from pancake_langgraph.wire.usage import read_usage, usage_metadata
 logger = logging.getLogger(__name__)
 
 PROVIDER = "pancake"
-#: Stands for the answer's own text among the indexes of tool calls.
-_OWN_TEXT = -1
 
 
 class Answer:
@@ -45,8 +44,9 @@ class Answer:
         self._text, self._reasoning = SurrogateJoiner(), SurrogateJoiner()
         self._seen_text: list[str] = []
         self._seen_reasoning: list[str] = []
-        self._scanners: dict[int, tuple[str, FieldScanner]] = {_OWN_TEXT: ("", FieldScanner())}
+        self._scanners: dict[int, tuple[str, FieldScanner]] = {OWN_TEXT: ("", FieldScanner())}
         self._fields_left = MAX_FIELDS if watch.wants_fields else 0
+        self._drafting = Drafting(watch)
         self._choices = 0
         self._raw_usage: Mapping[str, Any] | None = None
         self._model = ""
@@ -151,13 +151,16 @@ class Answer:
         entries = delta.get("tool_calls") or ()
         if not isinstance(entries, list | tuple):
             raise MalformedStream(f"`tool_calls` of a delta is {type(entries).__name__}, allowed is a list")
-        self._scan(_OWN_TEXT, text)
+        self._scan(OWN_TEXT, text)
+        self._drafting.feed(OWN_TEXT, text)
         pieces = self._joiner.feed(entries)
         for piece in pieces:
             if piece.name:
                 self._watch.tool_name(piece.name)
                 self._scanners[piece.index] = piece.name, FieldScanner()
+                self._drafting.begin_call(piece.index, piece.name)
             self._scan(piece.index, piece.arguments)
+            self._drafting.feed(piece.index, piece.arguments)
         chunks = [_chunk(reasoning=reasoning), _chunk(content=text), *map(self._piece_chunk, pieces)]
         refusal = _string(delta, "refusal")
         if refusal:

@@ -72,6 +72,15 @@ class Watch:
         if self.wants_fields:
             self._tell("on_wire_field", tool, name, value)
 
+    def wanted_drafts(self) -> frozenset[str]:
+        """Return of which tools somebody wants to see the first words; an empty name stands for the answer itself."""
+        told = self._tell("wanted_wire_drafts")
+        return frozenset[str]().union(*(names for names in told if isinstance(names, frozenset)))
+
+    def draft(self, tool: str, text: str) -> None:
+        """Tell of a text that is being written."""
+        self._tell("on_wire_draft", tool, text)
+
     def end(self, usage: Usage | None, finish_reason: str | None) -> None:
         """Tell of the end, once."""
         if not self._ended:
@@ -82,7 +91,7 @@ class Watch:
         answers = []
         for observer in list(self._observers):
             if not hasattr(observer, method):
-                continue  # seeing fields is optional
+                continue  # seeing fields and drafts is optional
             try:
                 answers.append(getattr(observer, method)(self.run_id, *args))
             except Exception:  # hints fail open: the call matters more than who watches it

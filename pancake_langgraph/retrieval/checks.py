@@ -315,6 +315,17 @@ def is_as_read(item: Item, updated_at_s: Mapping[ItemId, float] | None) -> bool:
     return updated_at_s is None or (item.expires_at_s is not None and item.updated_at_s == updated_at_s.get(item.id))
 
 
+def checked_seconds(value: object, name: str) -> float:
+    """Return a duration.
+
+    Raises:
+        RetrievalError: if it is no finite number above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise RetrievalError(f"{name}: got {value!r}, allowed are seconds above 0, or None for no limit")
+    return float(value)
+
+
 def one_of_each(ids: Sequence[ItemId]) -> list[ItemId]:
     """Return ids without repetition, in order."""
     return list(dict.fromkeys(ids))

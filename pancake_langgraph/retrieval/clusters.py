@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 _ROUNDS: Final = 8
 _CHUNK: Final = 4096
+#: Smaller parts of the mean are not worth a partition.
+_LEAST_SHARE: Final = 1 / 8
 
 
 def num_partitions(num_rows: int) -> int:
@@ -44,6 +46,16 @@ def train(sample: Floats, count: int, *, between: Callable[[], None] = lambda: N
             centroids[empty] = sample[np.argsort(scores, kind="stable")[: len(empty)]]
         centroids = _directions(centroids)
     return centroids
+
+
+def parts(sample: Floats, count: int, *, between: Callable[[], None] = lambda: None) -> Floats:
+    """Return up to `count` centroids that part the rows of `sample`: fewer where that would leave some with hardly any.
+
+    Rows that are all alike have one.  `between` is as for `train`.
+    """
+    centroids = train(sample, count, between=between)
+    sizes = np.bincount(assign(sample, centroids)[0], minlength=len(centroids))
+    return centroids[sizes > _LEAST_SHARE * len(sample) / len(centroids)]
 
 
 def assign(vectors: Floats, centroids: Floats) -> tuple[NDArray[np.int64], Floats]:

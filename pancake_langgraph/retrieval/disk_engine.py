@@ -24,6 +24,7 @@ from pancake_langgraph.retrieval.checks import (
     checked_ids,
     checked_items,
     checked_query,
+    checked_seconds,
     is_as_read,
     one_of_each,
 )
@@ -78,6 +79,7 @@ class DiskVectorEngine:
         coded_rows: int = _CODED_ROWS,
         exact_rows: int = EXACT_ROWS,
         device: Device = "auto",
+        flush_after_s: float | None = 300.0,
         clock: Callable[[], float] = time.time,
         disk: Disk | None = None,
     ) -> None:
@@ -85,10 +87,12 @@ class DiskVectorEngine:
 
         `fingerprint` names the embedder; an index without one takes it over.  `ack` says when a write returns (see
         `retrieval.log`).  `codes` is what segments from `coded_rows` vectors on get when they are merged; `flush_rows`
-        is how many items or vectors wait in memory.  With `merge="manual"` nothing goes on in the background: flushes
-        happen in the write that makes them due, merges in `settle` and `compact`.  `on_corrupt="skip"` leaves damaged
-        parts out and names them in `damaged`; a writer gives them up then.  `device` is where searches look for the
-        nearest partitions of large segments; `auto` is a GPU where a trial shows that it finds the same.
+        is how many items or vectors wait in memory, `flush_after_s` how many seconds of `clock` the first of them does
+        at most, so that whoever opens the index later reads no long log; `None` sets no limit.  With `merge="manual"`
+        nothing goes on in the background: flushes happen in the write that finds them due, merges in `settle` and
+        `compact`.  `on_corrupt="skip"` leaves damaged parts out and names them in `damaged`; a writer gives them up
+        then.  `device` is where searches look for the nearest partitions of large segments; `auto` is a GPU where a
+        trial shows that it finds the same.
 
         Raises:
             IndexLocked: if another process, or another engine of this one, writes to the index.
@@ -105,6 +109,8 @@ class DiskVectorEngine:
         for name, number in (("flush_rows", flush_rows), ("coded_rows", coded_rows), ("exact_rows", exact_rows)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise RetrievalError(f"{name}: got {number!r}, allowed are integers from 1 on")
+        if flush_after_s is not None:
+            checked_seconds(flush_after_s, "flush_after_s")
         self._root, self._clock, self._pid = Path(path), clock, os.getpid()
         self._damage = Damage(on_corrupt)
         self._settings = Settings(recall, exact_rows, coarse_search(device))
@@ -116,7 +122,7 @@ class DiskVectorEngine:
             self._core = IndexReader(self._root, dim=dim, fingerprint=fingerprint, damage=self._damage)
         else:
             build = BuildPlan(codes, coded_rows, exact_rows)
-            options = WriteOptions(ack, flush_rows, build, merge == "background")
+            options = WriteOptions(ack, flush_rows, build, merge == "background", flush_after_s, clock)
             self._core = IndexWriter(
                 self._root,
                 dim=dim,

@@ -97,6 +97,15 @@ class _Expected:
     planned: set[PartitionId] = field(default_factory=set)
 
 
+def waiting_drafts(waiting: Sequence[str], new: str) -> list[str]:
+    """Return which drafts of one agent wait when a new one comes behind those that did.
+
+    The new one takes the place of its own beginnings.  Of other texts the last one stays: a question was asked, a model
+    writes something, and nobody knows yet which of both is searched for.
+    """
+    return [*[text for text in waiting if not new.startswith(text)][-1:], new]
+
+
 class Averages:
     """Moving averages of what agents ask, for the agents that asked last.  Not thread-safe."""
 

@@ -116,6 +116,7 @@ class IvfCodes:
         count = self._quantizer.ntotal * index.d
         self.centroids: Floats = faiss.rev_swig_ptr(self._quantizer.get_xb(), count).reshape(-1, index.d)
         self._is_rabitq = isinstance(index, faiss.IndexIVFRaBitQ)
+        self._lists: Any = None
 
     @classmethod
     def train(cls, kind: CodeKind, centroids: Floats, sample: Floats, lists: Rows) -> IvfCodes:
@@ -150,6 +151,21 @@ class IvfCodes:
         index = _faiss().clone_index(self._index)
         index.reset()
         return IvfCodes(index)
+
+    def over(self, centroids: Floats) -> IvfCodes:
+        """Return codes trained in the same way over other partitions, of which there may be more; without rows."""
+        faiss = _faiss()
+        index = faiss.clone_index(self._index)
+        index.reset()
+        quantizer = faiss.downcast_index(index.quantizer)
+        quantizer.reset()
+        quantizer.add(np.ascontiguousarray(centroids, np.float32))
+        index.nlist = len(centroids)
+        lists = faiss.ArrayInvertedLists(len(centroids), index.code_size)
+        index.replace_invlists(lists)
+        codes = IvfCodes(index)
+        codes._lists = lists  # the index only points at them
+        return codes
 
     def add(self, vectors: Floats, rows: Rows, lists: Rows) -> None:
         """Encode rows into their partitions."""

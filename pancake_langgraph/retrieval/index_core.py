@@ -53,6 +53,8 @@ class IndexCore:
         self.manifest: Manifest
         self.index: Index
         self.log: LogWriter
+        #: When the log was written to before it was opened here, in seconds since 1970; `None` if it held nothing.
+        self.log_written_at_s: float | None = None
         self.log_seq = 0
         self._log_number = 0
         self._broken: str | None = None
@@ -83,6 +85,7 @@ class IndexCore:
             end = self._load()
         check_embedder(self.root, self.manifest, dim, fingerprint)
         self._log_number = end.number
+        self.log_written_at_s = self._last_write(end)
         put_aside(log_path(self.root, end.number), end.end, self.disk)
         self.log = LogWriter(log_path(self.root, end.number), self.disk, end=end.end)
         self.log_seq = self.manifest.seq
@@ -95,6 +98,14 @@ class IndexCore:
     def _load(self) -> LogEnd:
         self.index = Index(self.manifest.dim, open_segments(self.root, self.manifest, self.damage, {}))
         return replay(self.root, self.manifest, self.damage, self.index)
+
+    def _last_write(self, end: LogEnd) -> float | None:
+        if not self.index.num_waiting and end.end <= EMPTY_LOG_BYTES:
+            return None
+        path = log_path(self.root, end.number)
+        if not path.exists():  # a new one follows a damaged one
+            path = log_path(self.root, self.manifest.log_floor)
+        return path.stat().st_mtime
 
     def check(self) -> None:
         """Refuse to go on after `close`, and where nobody knows any more what is on the device.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +29,24 @@ logger = logging.getLogger(__name__)
 _MAX_WAITING_FLUSHES: Final = 16
 #: A log of this size is flushed, however few items it holds.
 _MAX_LOG_BYTES: Final = 64 << 20
+#: The clock is looked at so often at least, as it may have been set.
+_MAX_NAP_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How an index is written."""
+    """How an index is written.
+
+    What waits in the log is flushed from `flush_rows` items on, and `flush_after_s` seconds of `clock` after the first
+    of it was written, unless that is `None`.
+    """
 
     ack: Ack
     flush_rows: int
     build: BuildPlan
     in_background: bool
+    flush_after_s: float | None = None
+    clock: Callable[[], float] = time.time
 
 
 class IndexWriter:
@@ -60,7 +69,12 @@ class IndexWriter:
         self._is_rotten = self._is_abandoned = False
         self._thread: threading.Thread | None = None
         self.num_failures = 0
-        self._wake_if_full()
+        #: When the first of what stands in the log was written.
+        self._waiting_since_s: float | None = None
+        self._has_new_deadline = False
+        if self._core.log_written_at_s is not None:
+            self._begin_waiting(min(options.clock(), self._core.log_written_at_s))
+        self._wake_if_due()
 
     @property
     def manifest(self) -> Manifest:
@@ -115,7 +129,7 @@ class IndexWriter:
     def _acknowledge(self, writer: LogWriter, end: int) -> None:
         if self._options.ack == "group":
             writer.wait(end)
-        self._wake_if_full()
+        self._wake_if_due()
 
     def _write(self, operation: Operation, payload: bytes) -> tuple[LogWriter, int]:
         ids = named_in(operation)
@@ -128,6 +142,8 @@ class IndexWriter:
             waiting = f"{self._core.root}: {self.index.num_waiting} items wait for a flush, and none succeeds"
             raise RetrievalError(f"{waiting}: {self._merger.failure}")
         end = self._core.commit(operation, payload, change, sync_first=self._options.ack == "sync")
+        if self._waiting_since_s is None:
+            self._begin_waiting(self._options.clock())
         if change.in_segments and any(is_rotten(size) for size in self._merger.sizes()):
             self._is_rotten = True
         return self._core.log, end
@@ -145,16 +161,29 @@ class IndexWriter:
 
     # -- in the background ----------------------------------------------------------------------------------------
 
+    def _begin_waiting(self, since_s: float) -> None:
+        self._waiting_since_s = since_s
+        self._has_new_deadline = self._options.flush_after_s is not None
+
+    def _due_in_s(self) -> float | None:
+        """Return in how many seconds what waits is old enough to be flushed; `None` if it never is."""
+        since_s, after_s = self._waiting_since_s, self._options.flush_after_s
+        if since_s is None or after_s is None:
+            return None
+        return max(0.0, since_s + after_s - self._options.clock())
+
     def _is_flush_due(self) -> bool:
-        return self.index.num_waiting >= self._flush_at or (
-            not self._merger.failure and self._core.log.end >= _MAX_LOG_BYTES
+        return (
+            self.index.num_waiting >= self._flush_at
+            or (not self._merger.failure and self._core.log.end >= _MAX_LOG_BYTES)
+            or self._due_in_s() == 0
         )
 
-    def _wake_if_full(self) -> None:
+    def _wake_if_due(self) -> None:
         if not self._options.in_background:
             if self._is_flush_due():
-                self._try(self._merger.flush)
-        elif (self._is_rotten or self._is_flush_due()) and not self._wake.is_set():
+                self._try(self._flush)
+        elif (self._has_new_deadline or self._is_rotten or self._is_flush_due()) and not self._wake.is_set():
             self._wake.set()
             with self.lock:
                 if self._thread is None and not self._core.closing.is_set():
@@ -167,12 +196,15 @@ class IndexWriter:
         except RuntimeError as error:  # at the end of the process, or where there are too many: the next write tries
             self._wake.clear()
             self._failed(error)
+            self._has_new_deadline = False  # not at each write: when a flush is due
         else:
             self._thread = thread
 
     def _maintain(self) -> None:
         while not self._core.closing.is_set():
-            self._wake.wait()
+            self._has_new_deadline = False
+            due_in_s = self._due_in_s()
+            self._wake.wait(None if due_in_s is None else min(due_in_s, _MAX_NAP_S))
             self._wake.clear()
             if not self._core.closing.is_set() and (self._is_rotten or self._is_flush_due()):
                 self._is_rotten = False
@@ -194,7 +226,18 @@ class IndexWriter:
     def _failed(self, error: Exception) -> None:
         self.num_failures += 1
         self._flush_at = self.index.num_waiting + self._options.flush_rows
+        if self._waiting_since_s is not None:
+            self._begin_waiting(self._options.clock())
         logger.warning("a flush or merge failed and will be tried again: %s", error)
+
+    def _flush(self, flush: Callable[[], None] | None = None) -> None:
+        """Flush alone, or do what begins with a flush."""
+        since_s, self._waiting_since_s = self._waiting_since_s, None  # what comes from now on may wait anew
+        try:
+            (flush or self._merger.flush)()
+        except BaseException:
+            self._waiting_since_s = since_s
+            raise
 
     def settle(self) -> None:
         """Flush, and do all merges that are due.
@@ -202,7 +245,7 @@ class IndexWriter:
         Raises:
             RetrievalError: if something could not be written; the index is what it was.
         """
-        self._merger.flush()
+        self._flush()
         while not self._core.closing.is_set() and self._merger.merge_once():
             pass
 
@@ -212,7 +255,7 @@ class IndexWriter:
         Raises:
             RetrievalError: if it could not be written; the index is what it was.
         """
-        self._merger.compact()
+        self._flush(self._merger.compact)
 
     def rewrite(self) -> None:
         """Write everything that can be read anew, and give up what cannot.

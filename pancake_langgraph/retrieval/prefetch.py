@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final
 
 from pancake_langgraph.retrieval.base import Vector
-from pancake_langgraph.retrieval.draft import DraftSettings, Outlook, WarmPlan
+from pancake_langgraph.retrieval.draft import DraftSettings, Outlook, WarmPlan, waiting_drafts
 from pancake_langgraph.retrieval.partitions import Partition, PrefetchesPartitions
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,8 @@ class PartitionPrefetcher:
 
     `draft`, `expect` and `searched` may be called from any thread, a loop's too: they return at once and never raise,
     as nothing depends on a hint.  One thread does the work; it starts with the first hint and ends with `close`.  Of an
-    agent only its last draft counts, and none once its search has come.  A forked process does nothing.
+    agent only its last draft counts, and what was drafted before where that is no beginning of it; none counts once its
+    search has come.  A forked process does nothing.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class PartitionPrefetcher:
         self._settings = settings
         self._embed = embed
         self._outlook = Outlook(settings)
-        self._hints: OrderedDict[str, str | Vector | None] = OrderedDict()
+        self._hints: OrderedDict[str, list[str] | list[Vector | None]] = OrderedDict()
         self._searches: deque[_Search] = deque()
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
@@ -101,11 +102,11 @@ class PartitionPrefetcher:
     def draft(self, agent: str, text: str) -> None:
         """Take in the first words of what an agent will ask."""
         if text.strip():
-            self._hint(agent, text)
+            self._hint(agent, lambda waiting: waiting_drafts([one for one in waiting if isinstance(one, str)], text))
 
     def expect(self, agent: str, vector: Vector | None = None) -> None:
         """Take in that an agent will search soon, for something like `vector` where that is known."""
-        self._hint(agent, vector)
+        self._hint(agent, lambda waiting: [vector])
 
     def searched(self, agent: str, vector: Vector) -> None:
         """Take in what an agent searches for; to be called right before the search."""
@@ -162,15 +163,15 @@ class PartitionPrefetcher:
     def _is_here(self) -> bool:
         return not self._closed and self._pid == os.getpid()
 
-    def _hint(self, agent: str, what: str | Vector | None) -> None:
+    def _hint(self, agent: str, with_new: Callable[[Sequence[object]], list[str] | list[Vector | None]]) -> None:
         if not self._is_here:
             return
         with self._changed:
-            self._hints.pop(agent, None)
+            waiting = self._hints.pop(agent, [])
             if len(self._hints) >= _MAX_HINTS:
                 self._hints.popitem(last=False)
                 self._count(dropped=1)
-            self._hints[agent] = what
+            self._hints[agent] = with_new(waiting)
             self._wake()
 
     def _wake(self) -> None:
@@ -213,7 +214,13 @@ class PartitionPrefetcher:
                 return None
             self._busy = True
             # Searches tell what hints were worth, and what the next ones are planned with.
-            return self._searches.popleft() if self._searches else self._hints.popitem(last=False)
+            if self._searches:
+                return self._searches.popleft()
+            agent, waiting = next(iter(self._hints.items()))
+            hint = waiting.pop(0)
+            if not waiting:
+                del self._hints[agent]
+            return agent, hint
 
     def _settle(self, search: _Search) -> None:
         needed = self._engine.partitions(search.vector, self._settings.per_query)
@@ -232,22 +239,23 @@ class PartitionPrefetcher:
 
     def _bring_up(self, agent: str, hint: str | Vector | None) -> None:
         self._note(hints=1)
+        text = hint if isinstance(hint, str) else None
         if self._stats.hints % _CHECK_EVERY == 0:
             self._forget_gone()
         if isinstance(hint, str):
             if self._embed is None:
                 return
             hint = self._embed(hint)
-        self._follow(self._outlook.expect(agent, hint, self._engine.partitions), agent)
+        self._follow(self._outlook.expect(agent, hint, self._engine.partitions), agent, text)
 
-    def _follow(self, plan: WarmPlan, agent: str | None) -> None:
+    def _follow(self, plan: WarmPlan, agent: str | None, text: str | None = None) -> None:
         """Do what is planned, for as long as the agent it is for has neither searched nor changed its mind."""
         left = list(plan.warm)
         try:
             if plan.cool:
                 self._engine.cool(plan.cool)
             for chunk in _chunks(plan.warm):
-                if self._is_over(agent):
+                if self._is_over(agent, text):
                     break
                 names = [partition.id for partition in chunk]
                 read_bytes = self._engine.warm(names)
@@ -257,10 +265,13 @@ class PartitionPrefetcher:
         finally:
             self._outlook.lost([partition.id for partition in left])
 
-    def _is_over(self, agent: str | None) -> bool:
+    def _is_over(self, agent: str | None, text: str | None) -> bool:
         with self._changed:
-            has_searched = agent is not None and any(search.agent == agent for search in self._searches)
-            return self._closed or has_searched or agent in self._hints
+            if self._closed or agent is None:
+                return self._closed
+            newer = self._hints.get(agent, [])
+            has_new = any(text is None or not isinstance(one, str) or one.startswith(text) for one in newer)
+            return has_new or any(search.agent == agent for search in self._searches)
 
     def _forget_gone(self) -> None:
         """Give back the room of partitions whose segments are gone."""

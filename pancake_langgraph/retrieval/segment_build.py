@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,11 @@ _DOC_CHUNK: Final = 1024
 #: Codes of a segment that holds this share of all rows are used on, without training anew.
 _REUSE_SHARE: Final = 0.5
 _REUSE_GROWTH: Final = 4
+#: When codes are used on, partitions of over so many times the mean are cut into parts of about so many times.
+_CUT_AT: Final = 4
+_CUT_TO: Final = 2
+#: How many partitions near each part give it what belongs to it.
+_NEAR: Final = 8
 
 
 class BuildStopped(Exception):
@@ -205,7 +211,9 @@ class SegmentBuild:
         reused = self._reusable(kind)
         if reused is not None:
             codes, trained = reused
-            return codes, self._assigned(codes.centroids.copy()), trained
+            centroids = codes.centroids.copy()
+            codes, lists = self._cut(codes, centroids, self._assigned(centroids))
+            return codes, lists, trained
         count = clusters.num_partitions(self._num_rows)
         rng = np.random.default_rng(self._num_rows)
         wanted = min(self._num_rows, max(_SAMPLE * count, 256))
@@ -226,12 +234,37 @@ class SegmentBuild:
                 return origin.codes.empty(), trained
         return None
 
-    def _assigned(self, centroids: Floats) -> Ordinals:
-        lists = np.empty(self._num_rows, np.int64)
-        for start in range(0, self._num_rows, _CHUNK):
+    def _cut(self, codes: IvfCodes, centroids: Floats, lists: Ordinals) -> tuple[IvfCodes, Ordinals]:
+        """Cut partitions that have grown far beyond the others into parts; the rest stays as it was trained.
+
+        Rows near a cut go where they belong now, and no others are looked at.
+        """
+        mean = self._num_rows / len(centroids)
+        large = np.flatnonzero(np.bincount(lists, minlength=len(centroids)) > _CUT_AT * mean)
+        if not len(large):
+            return codes, lists
+        rows = np.flatnonzero(np.isin(lists, large))
+        count = max(2 * len(large), math.ceil(len(rows) / (_CUT_TO * mean)))
+        rng = np.random.default_rng(self._num_rows)
+        sample = self._read(np.sort(rng.choice(rows, min(len(rows), _SAMPLE * count), replace=False)))
+        parts = clusters.parts(sample, count, between=self._continue)
+        if len(parts) <= len(large):
+            return codes, lists
+        near = np.argsort(-(parts @ centroids.T), axis=1)[:, :_NEAR]
+        centroids[large] = parts[: len(large)]
+        centroids = np.concatenate((centroids, parts[len(large) :]))
+        rows = np.flatnonzero(np.isin(lists, np.union1d(near, large)))
+        lists[rows] = self._assigned(centroids, rows)
+        return codes.over(centroids), lists
+
+    def _assigned(self, centroids: Floats, rows: Ordinals | None = None) -> Ordinals:
+        """Return the partitions of some rows, or of all."""
+        rows = np.arange(self._num_rows) if rows is None else rows
+        lists = np.empty(len(rows), np.int64)
+        for start in range(0, len(rows), _CHUNK):
             self._continue()
-            stop = min(start + _CHUNK, self._num_rows)
-            lists[start:stop] = clusters.assign(self._read(np.arange(start, stop)), centroids)[0]
+            stop = min(start + _CHUNK, len(rows))
+            lists[start:stop] = clusters.assign(self._read(rows[start:stop]), centroids)[0]
         return lists
 
     # -- files ----------------------------------------------------------------------------------------------------

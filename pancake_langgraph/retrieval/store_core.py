@@ -19,6 +19,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.retrieval.base import Hit, Namespace, Query, Vector, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk
+from pancake_langgraph.retrieval.draft import waiting_drafts
 from pancake_langgraph.retrieval.dropped import close_when_dropped
 from pancake_langgraph.retrieval.lanes import Priority
 from pancake_langgraph.retrieval.opening import Access, LateEngine
@@ -29,8 +30,8 @@ from pancake_langgraph.retrieval.worker_threads import WorkerThreads
 
 logger = logging.getLogger(__name__)
 
-#: Drafts that wait for an index to be opened; further ones are lost, since reads stand behind them.
-_MAX_OPENING_DRAFTS = 16
+#: Agents whose last drafts wait for an index to be opened; those of further ones are lost.
+_MAX_OPENING_DRAFTS = 256
 
 
 class StoreCore:
@@ -73,7 +74,9 @@ class StoreCore:
         )
         self._close = functools.partial(_close_all, self.readers, self.writers, self._late, self.vectorizer)
         self._num_lost_drafts = 0
-        self._opening_drafts = threading.BoundedSemaphore(_MAX_OPENING_DRAFTS)
+        self._drafts_lock = threading.Lock()
+        self._waiting_drafts: dict[str, list[str]] = {}
+        self._is_opening = False
         close_when_dropped(self, self._close, self._late.ending)
 
     def engine(self) -> Desk:
@@ -105,10 +108,8 @@ class StoreCore:
         try:
             if (desk := self._late.opened) is not None:
                 desk.draft(agent, text, _draft_embedder(self.vectorizer))
-            elif self._opening_drafts.acquire(blocking=False):  # searches wait behind them
-                self._begin_opening(agent, text, _draft_embedder(self.vectorizer))
-            else:
-                self._num_lost_drafts += 1
+            elif text.strip():
+                self._draft_later(agent, text, _draft_embedder(self.vectorizer))
         except RuntimeError as exc:  # no more threads; nothing depends on a draft
             self._lost(exc)
 
@@ -128,23 +129,41 @@ class StoreCore:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _begin_opening(self, agent: str, text: str, embed: Callable[[str], Vector]) -> None:
+    def _draft_later(self, agent: str, text: str, embed: Callable[[str], Vector]) -> None:
+        """Have the index opened, once; of each agent only the last drafts wait for that."""
+        with self._drafts_lock:
+            if agent not in self._waiting_drafts and len(self._waiting_drafts) >= _MAX_OPENING_DRAFTS:
+                self._num_lost_drafts += 1
+                return
+            self._waiting_drafts[agent] = waiting_drafts(self._waiting_drafts.get(agent, ()), text)
+            if self._is_opening:
+                return
+            self._is_opening = True
         try:
-            self.readers.begin(self._open_for, agent, text, embed)
+            self.readers.begin(self._open_for_drafts, embed)
         except RuntimeError:
-            self._opening_drafts.release()
+            self._take_drafts()
             raise
 
-    def _open_for(self, agent: str, text: str, embed: Callable[[str], Vector]) -> None:
+    def _open_for_drafts(self, embed: Callable[[str], Vector]) -> None:
+        drafts: dict[str, list[str]] = {}
         try:
-            self._late.get().draft(agent, text, embed)
+            desk = self._late.get()
+            drafts = self._take_drafts()
+            for agent, texts in drafts.items():
+                for text in texts:
+                    desk.draft(agent, text, embed)
         except Exception as exc:  # noqa: BLE001 - hints fail open; whoever searches sees the same error
-            self._lost(exc)
-        finally:
-            self._opening_drafts.release()
+            self._lost(exc, num_drafts=len(drafts or self._take_drafts()))
 
-    def _lost(self, exc: Exception) -> None:
-        self._num_lost_drafts += 1
+    def _take_drafts(self) -> dict[str, list[str]]:
+        with self._drafts_lock:
+            drafts, self._waiting_drafts, self._is_opening = self._waiting_drafts, {}, False
+        return drafts
+
+    def _lost(self, exc: Exception, *, num_drafts: int = 1) -> None:
+        with self._drafts_lock:
+            self._num_lost_drafts += num_drafts
         logger.debug("a draft could not be followed: %s", type(exc).__name__)
 
 

@@ -28,6 +28,7 @@ from pancake_langgraph.runtime.choices import names_chosen
 from pancake_langgraph.runtime.signals import (
     Closed,
     Decided,
+    Drafted,
     FieldWritten,
     FirstPiece,
     Interrupted,
@@ -67,12 +68,14 @@ class RuntimeHandler(GraphCallbackHandler):
         graph_id: str = "",
         runtime: object = None,
         on_unreadable: Callable[[], None] = lambda: None,
+        wanted_drafts: Callable[[str, str], frozenset[str]] = lambda graph_id, checkpoint_ns: frozenset(),
     ) -> None:
         """Send signals to `post`; `wire_extras` gives what the request of a call should say besides.
 
         `graph_id` names the graph whose topology is known; empty for a handler that serves any graph;
         `runtime` is kept so that the owner can be found again; `on_unreadable` is called for each state that does not
-        let itself be read.
+        let itself be read; `wanted_drafts` says for a graph and the place of a call what of it is wanted early, see
+        `DraftObserver`.
         """
         self._post = post
         self.graph_id = graph_id
@@ -80,10 +83,12 @@ class RuntimeHandler(GraphCallbackHandler):
         self._clock = clock
         self._wire_extras = wire_extras
         self._on_unreadable = on_unreadable
+        self._wanted_drafts = wanted_drafts
         self._open: OrderedDict[UUID, str | None] = OrderedDict()
         self._chains: OrderedDict[UUID, None] = OrderedDict()
         self._nodes: OrderedDict[UUID, str] = OrderedDict()
         self._steps: OrderedDict[UUID, UUID] = OrderedDict()
+        self._drafted: OrderedDict[UUID, frozenset[str]] = OrderedDict()
 
     # -- graph runs and nodes -------------------------------------------------------------------------------------
 
@@ -153,6 +158,8 @@ class RuntimeHandler(GraphCallbackHandler):
         meta = metadata or {}
         name = str(meta.get("lc_agent_name") or meta.get("langgraph_node") or "model")
         self._start(run_id, parent_run_id, SpanKind.CALL, name, meta)
+        if wanted := self._wanted_drafts(self.graph_id, str(meta.get("langgraph_checkpoint_ns") or "")):
+            _remember(self._drafted, run_id, wanted)
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Report the first piece of an answer, for models that do not tell it themselves."""
@@ -200,6 +207,14 @@ class RuntimeHandler(GraphCallbackHandler):
     def on_wire_field(self, run_id: UUID, tool: str, field: str, value: str) -> None:
         """Report a value that the model has completely written."""
         self._post(FieldWritten(self._clock.now_s(), run_id, tool, field, value))
+
+    def wanted_wire_drafts(self, run_id: UUID) -> frozenset[str]:
+        """Return of which texts the first words are wanted; nothing where no index waits for any."""
+        return self._drafted.get(run_id, frozenset())
+
+    def on_wire_draft(self, run_id: UUID, tool: str, text: str) -> None:
+        """Report the first words of what the model writes."""
+        self._post(Drafted(self._clock.now_s(), run_id, tool, text))
 
     def on_wire_end(self, run_id: UUID, usage: Usage | None, finish_reason: str | None) -> None:
         """Report the token counts."""
@@ -284,6 +299,7 @@ class RuntimeHandler(GraphCallbackHandler):
     def _end(
         self, run_id: UUID, status: SpanStatus, answer: AIMessage | None = None, updates: tuple[Fields, ...] = ()
     ) -> None:
+        self._drafted.pop(run_id, None)
         if self._open.pop(run_id, _MISSING) is not _MISSING:
             self._post(Closed(self._clock.now_s(), run_id, status, answer, updates))
 

@@ -31,7 +31,7 @@ from pancake_langgraph.runtime.handler import RuntimeHandler
 from pancake_langgraph.runtime.knowledge import Knowledge
 from pancake_langgraph.runtime.phases import PhaseWatch
 from pancake_langgraph.runtime.retrievals import RetrievalWatch
-from pancake_langgraph.runtime.signals import Closed, Opened, Requested, Routed, Signal
+from pancake_langgraph.runtime.signals import Closed, Drafted, Opened, Requested, Routed, Signal
 from pancake_langgraph.runtime.state import State
 from pancake_langgraph.runtime.tier_watch import TierWatch
 from pancake_langgraph.runtime.watcher import Watcher
@@ -137,6 +137,7 @@ class Runtime:
             graph_id=graph_id,
             runtime=self,
             on_unreadable=self._count_unreadable,
+            wanted_drafts=self._retrievals.wanted,
         )
 
     def learn_topology(self, topology: Topology, phases: GraphPhases | None = None) -> str:
@@ -294,6 +295,9 @@ class Runtime:
             return
         try:
             watcher = self._watcher or self._compose()
+            if type(signal) is Drafted:  # of no interest to anybody else
+                self._retrievals.receive(signal)
+                return
             watcher.receive(signal)
             if type(signal) is Opened:
                 if self._knowledge is not None:

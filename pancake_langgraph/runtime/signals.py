@@ -81,6 +81,15 @@ class FieldWritten(NamedTuple):
     value: str
 
 
+class Drafted(NamedTuple):
+    """A streamed answer has written so much of one text: in a call of `tool`, or of itself where that is empty."""
+
+    at_s: float
+    run_id: UUID
+    tool: str
+    text: str
+
+
 class Decided(NamedTuple):
     """The code that runs after a node, or the node itself, chose where to go; `run_id` is the node's.
 
@@ -126,4 +135,16 @@ class Routed(NamedTuple):
     nodes: tuple[str, ...]
 
 
-Signal = Opened | Requested | FirstPiece | ToolNamed | FieldWritten | Decided | Interrupted | Measured | Closed | Routed
+Signal = (
+    Opened
+    | Requested
+    | FirstPiece
+    | ToolNamed
+    | FieldWritten
+    | Drafted
+    | Decided
+    | Interrupted
+    | Measured
+    | Closed
+    | Routed
+)

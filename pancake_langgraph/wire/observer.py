@@ -52,3 +52,21 @@ class FieldObserver(Protocol):
     def on_wire_field(self, run_id: UUID, tool: str, field: str, value: str) -> None:
         """See one field."""
         ...
+
+
+@runtime_checkable
+class DraftObserver(Protocol):
+    """Sees the first words of texts while a model still writes them.
+
+    A `CallObserver` may also have these.  It is asked once per call, between `on_wire_request` and
+    `on_wire_first_piece`, and told of each text again whenever it has twice as many words, and when a text in the
+    arguments of a tool call has ended; up to some thousand characters of it.
+    """
+
+    def wanted_wire_drafts(self, run_id: UUID) -> frozenset[str]:
+        """Return the names of the tools whose arguments are wanted; the empty name asks for the answer's own text."""
+        ...
+
+    def on_wire_draft(self, run_id: UUID, tool: str, text: str) -> None:
+        """See what is written so far of one text in the arguments of `tool`, or of the answer where that is empty."""
+        ...

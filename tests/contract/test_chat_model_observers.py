@@ -216,3 +216,53 @@ def test_only_a_few_fields_of_one_answer_are_told_whatever_it_holds() -> None:
     with WireServer([Reply.stream(*steps)]) as server:
         model(server).bind_tools([ping]).invoke("hi", {"callbacks": [watcher]})
     assert len([entry for entry in watcher.seen if entry[0] == "field"]) == MAX_FIELDS
+
+
+class DraftWatcher(Watcher):
+    def __init__(self, *wanted: str) -> None:
+        super().__init__()
+        self.wanted = frozenset(wanted)
+
+    def wanted_wire_drafts(self, run_id: UUID) -> frozenset[str]:
+        self.seen.append(("asked", run_id))
+        return self.wanted
+
+    def on_wire_draft(self, run_id: UUID, tool: str, text: str) -> None:
+        self.seen.append(("draft", run_id, tool, text))
+
+
+@pytest.mark.parametrize("way", ["invoke", "astream"])
+async def test_an_observer_sees_the_first_words_of_the_arguments_it_asked_for(way: str) -> None:
+    watcher, other = DraftWatcher("ping"), DraftWatcher()
+    steps = calls(
+        [tool_delta("", call_id="a", name="ping")],
+        [tool_delta('{"query": "where')],
+        [tool_delta(" is the")],
+        [tool_delta(' key now"}')],
+        [tool_delta("", index=1, call_id="b", name="pong")],
+        [tool_delta('{"query": "one two three four"}', index=1)],
+    )
+    with WireServer([Reply.stream(*steps)]) as server:
+        await run_way(model(server).bind_tools([ping]), way, {"callbacks": [watcher, other]})
+    drafts = [entry[2:] for entry in watcher.seen if entry[0] == "draft"]
+    assert drafts == [("ping", "where is"), ("ping", "where is the key now")]
+    kinds = [entry[0] for entry in watcher.seen]
+    assert kinds == ["request", "asked", "first", "tool", "draft", "draft", "tool", "end"]
+    assert {entry[1] for entry in watcher.seen} == set(watcher.started)
+
+
+async def test_an_observer_sees_the_first_words_of_an_answer() -> None:
+    watcher = DraftWatcher("")
+    steps = [event({"content": f"w{number} "}) for number in range(5)]
+    with WireServer([Reply.stream(ROLE, *steps, event({}, finish_reason="stop"))]) as server:
+        await run_way(model(server), "ainvoke", {"callbacks": [watcher]})
+    assert [entry[2:] for entry in watcher.seen if entry[0] == "draft"] == [("", "w0 w1"), ("", "w0 w1 w2 w3")]
+
+
+@pytest.mark.parametrize("wanted", [None, ["ping"], 3])
+def test_an_observer_that_asks_for_nonsense_is_told_nothing(wanted: Any) -> None:
+    watcher = DraftWatcher()
+    watcher.wanted = wanted
+    with WireServer() as server:
+        assert model(server).invoke("hi", {"callbacks": [watcher]}).content == "Hello there."
+    assert [entry[0] for entry in watcher.seen] == ["request", "asked", "first", "end"]

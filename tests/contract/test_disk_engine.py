@@ -311,6 +311,7 @@ def test_files_of_replaced_segments_are_closed(tmp_path: Path) -> None:
     [
         *({"ack": "soon"}, {"recall": "all"}, {"codes": "zip"}, {"merge": "no"}, {"on_corrupt": "hide"}),
         *({"flush_rows": 0}, {"exact_rows": True}, {"coded_rows": 1.5}, {"dim": 0}),
+        *({"flush_after_s": 0}, {"flush_after_s": True}, {"flush_after_s": float("nan")}, {"flush_after_s": "5"}),
     ],
 )
 def test_a_setting_that_is_not_allowed_is_named(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from pancake_langgraph import PancakeStore, PancakeVectorStore
 from pancake_langgraph.retrieval.base import Item, ItemId
-from pancake_langgraph.retrieval.desk import desk_of
+from pancake_langgraph.retrieval.desk import Desk, desk_of
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
 from pancake_langgraph.retrieval.lanes import LaneSettings, Priority
 from pancake_langgraph.retrieval.memory_engine import MemoryVectorEngine
@@ -195,10 +195,16 @@ def test_drafts_for_an_index_that_is_slow_to_open_are_bounded(tmp_path: Any, mon
         return get()
 
     monkeypatch.setattr(store._core._late, "get", slow)
-    for number in range(500):
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(Desk, "draft", lambda self, agent, text, embed: told.append((agent, text)))
+    for number in range(300):
         store.draft("ann", f"draft {number}")
+    for number in range(300):
+        store.draft(f"agent {number}", "where is it")
     gate.set()
     store._core.readers.stop()
-    assert 0 < len(opening) <= 16
-    assert store.prefetch_stats().failures == 500 - len(opening)
+    assert len(opening) == 1
+    last = [("ann", "draft 298"), ("ann", "draft 299")]
+    assert told == [*last, *((f"agent {number}", "where is it") for number in range(255))]
+    assert store.prefetch_stats().failures == 300 - 255
     store.close()

@@ -378,7 +378,8 @@ def test_a_draft_warms_what_the_search_of_a_graphs_node_needs(
     prefetcher = store._core.engine()._prefetcher
     assert prefetcher is not None
     assert prefetcher.wait_idle(LIMIT_S)
-    assert disk.order[:2] == ["warm", "search"]
+    assert disk.order[0] == "warm"
+    assert disk.order.count("search") == 1
     stats = store.prefetch_stats()
     assert (stats.searches, stats.failures) == (1, 0)
     assert stats.hits == stats.needed > 0

@@ -83,6 +83,35 @@ def test_of_an_agents_drafts_only_the_last_is_followed(shelves: Shelves, prefetc
     assert prefetcher.stats().hints == 2
 
 
+def test_a_text_of_another_kind_does_not_push_a_question_out(shelves: Shelves, prefetcher: PartitionPrefetcher) -> None:
+    shelves.gate.clear()
+    prefetcher.expect("busy", vector(9))
+    assert shelves.began.acquire(timeout=LIMIT_S)
+    for text in ("is it", "a", "abcd"):
+        prefetcher.draft("a", text)
+    shelves.gate.set()
+    prefetcher.wait_idle(LIMIT_S)
+    assert shelves.warm_ids == near(shelves, vector(9)) | near(shelves, vector(5)) | near(shelves, vector(4))
+    assert prefetcher.stats().hints == 3
+
+
+@pytest.mark.parametrize(("newer", "is_stopped"), [("ab", True), ("is it", False)])
+def test_only_a_longer_draft_of_the_same_text_stops_what_is_brought_up(newer: str, is_stopped: bool) -> None:
+    shelves = Shelves(8, 8, sizes=[MEGABYTE] * 8)
+    settings = DraftSettings(budget_bytes=8 * MEGABYTE, per_query=4)
+    with PartitionPrefetcher(shelves, settings, embed=lambda text: vector(len(text))) as prefetcher:
+        shelves.gate.clear()
+        prefetcher.draft("a", "a")
+        assert shelves.began.acquire(timeout=LIMIT_S)
+        prefetcher.draft("a", newer)
+        shelves.gate.set()
+        prefetcher.wait_idle(LIMIT_S)
+        order = [ids for what, ids in shelves.log if what == "warm"]
+        first = [(part.id,) for part in shelves.partitions(vector(1), 4)]
+        assert order[0] == first[0]
+        assert (order[:4] != first) is is_stopped
+
+
 def test_a_search_that_comes_first_makes_its_draft_void(shelves: Shelves, prefetcher: PartitionPrefetcher) -> None:
     shelves.gate.clear()
     prefetcher.expect("busy", vector(9))
