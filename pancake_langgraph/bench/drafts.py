@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from statistics import mean
 from typing import Any, Final
 
 from pancake_langgraph._errors import ConfigError
@@ -115,7 +116,11 @@ def run_drafts(plan: DraftPlan, on_progress: Progress, *, embed: Embed, open_eng
                     samples[arm].setdefault(metric, []).append(values)
         sweep = _sweep(steps, locate, total_bytes, on_progress) if plan.with_sweep else None
         facts = engine_facts(engine)
-    settings = _settings(plan.budget, total_bytes)
+        settings = _settings(plan.budget, total_bytes)
+        needed_bytes = mean(
+            sum(partition.num_bytes for partition in locate(vectors.queries[query], settings.per_query))
+            for query in trace[:AGENTS]
+        )
     return vector_result(
         "drafts",
         plan.repeats,
@@ -127,6 +132,8 @@ def run_drafts(plan: DraftPlan, on_progress: Progress, *, embed: Embed, open_eng
             "partition_bytes": total_bytes,
             "budget_bytes": settings.budget_bytes,
             "partitions_per_query": settings.per_query,
+            "needed_bytes_per_search": needed_bytes,
+            "hit_rate_limit": min(1.0, settings.budget_bytes / needed_bytes),
             "pancake_stats": facts,
             "source": vectors.source,
         },

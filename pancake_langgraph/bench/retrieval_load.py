@@ -25,6 +25,7 @@ from pancake_langgraph.bench.pinning import one_core
 from pancake_langgraph.bench.retrieval import Samples, engine_facts, prepared_set, scratch_folder, vector_result
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.search_arms import K, Neighbors, OpenEngine, fill_engine, recall
+from pancake_langgraph.bench.settled_heap import settled_heap
 from pancake_langgraph.bench.statistics import describe_ratios, median, percentile
 from pancake_langgraph.bench.vector_sets import Embed, VectorSet, by_turns, nearest
 from pancake_langgraph.retrieval.base import Hit, Query, VectorEngine
@@ -157,7 +158,7 @@ def interactive_p95(samples: Samples) -> dict[str, Any]:
     """Return the 95th percentile of `search_s` of each arm, and the spread of its ratio over the paired repeats."""
     found: dict[str, Any] = {
         "interactive_p95_s": {
-            arm: percentile([value for row in metrics["search_s"] for value in row], _P95)
+            str(arm): percentile([value for row in metrics["search_s"] for value in row], _P95)
             for arm, metrics in samples.items()
         }
     }
@@ -192,7 +193,7 @@ def _run_arms(plan: LoadPlan, vectors: VectorSet, engine: VectorEngine, per_s: f
         asked = [Query(vectors.queries[trace[place]], limit=K) for place in places]
         for arm in [*plan.arms[shift:], *plan.arms[:shift]]:
             on_progress(f"retrieval-load: repeat {repeat + 1} of {plan.repeats}, {arm}")
-            with opened_queues(arm, engine) as queues:
+            with settled_heap(), opened_queues(arm, engine) as queues:
                 job = BulkJob(queues.bulk, [Query(vector, limit=K) for vector in vectors.inserts], plan.bulk_batch)
                 search_s, hits = ask_beside(job, queues.interactive, asked, due_s)
             figures = {
@@ -293,5 +294,6 @@ def _notes(plan: LoadPlan, vectors: VectorSet, per_s: float, core: int | None) -
         ),
         "search_s is that of interactive searches, from when each was due; one that is asked late counts from then.",
         f"The bulk job asks {plan.bulk_batch} queries at once, waits for all, and asks the next: it never pauses.",
+        "Python's collector passes over what was there before an arm ran: a full pass would stop all threads.",
         "bulk_per_s counts its answers until its last one, which comes after the last interactive search.",
     )

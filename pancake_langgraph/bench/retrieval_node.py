@@ -18,7 +18,7 @@ from pancake_langgraph.bench.cold_index import ColdIndex
 from pancake_langgraph.bench.corpus import Progress
 from pancake_langgraph.bench.node_program import ANSWER_TOKENS, NodeRun, Question, run_node
 from pancake_langgraph.bench.retrieval import engine_facts, prepared_set, scratch_folder
-from pancake_langgraph.bench.runner import Repeats, build_result, run_arms, samples_of
+from pancake_langgraph.bench.runner import Repeats, build_result, gap_closed, run_arms, samples_of
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.search_arms import OpenEngine, fill_engine
 from pancake_langgraph.bench.servers import OneEngine, ServesArms
@@ -136,12 +136,18 @@ async def _measured(
             sweep.append(_row(words, await _point(plan, vectors, index, servers, words, repeats, on_progress)))
     finally:
         await index.close()
+    samples = node_samples(main)
     return build_result(
         "retrieval-node",
         main,
-        node_samples(main),
+        samples,
         notes=_notes(plan, vectors),
-        summary={"drafts": draft_figures(main), "searches_with_other_hits": other_hits(main), **facts},
+        summary={
+            **gap_closed(samples, "retrieval_wait_s", base=Arm.PLAIN),
+            "drafts": draft_figures(main),
+            "searches_with_other_hits": other_hits(main),
+            **facts,
+        },
         sweep=sorted(sweep, key=lambda row: row["words_written"]),
     )
 

@@ -197,16 +197,18 @@ def differing_answers(repeats: Repeats) -> dict[str, int]:
     return dict(differing)
 
 
-def gap_closed(samples: dict[str, dict[str, list[list[float]]]], metric: str) -> dict[str, Any]:
-    """Return how much of the way from reactive to oracle is gone at the median, if those arms ran."""
-    if not {Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE} <= set(samples):
+def gap_closed(
+    samples: dict[str, dict[str, list[list[float]]]], metric: str, *, base: Arm = Arm.REACTIVE
+) -> dict[str, Any]:
+    """Return how much of the way from an arm to the oracle is gone at the median, if those arms ran."""
+    if not {base, Arm.PANCAKE, Arm.ORACLE} <= set(samples):
         return {}
 
     def pooled(arm: Arm) -> float:
         return percentile([value for row in samples[arm][metric] for value in row], 50.0)
 
-    gap = pooled(Arm.REACTIVE) - pooled(Arm.ORACLE)
-    return {"gap_closed_ratio": (pooled(Arm.REACTIVE) - pooled(Arm.PANCAKE)) / gap if gap > 0 else None}
+    gap = pooled(base) - pooled(Arm.ORACLE)
+    return {"gap_closed_ratio": (pooled(base) - pooled(Arm.PANCAKE)) / gap if gap > 0 else None}
 
 
 def achieved_concurrency(repeats: Repeats) -> dict[str, Any]:

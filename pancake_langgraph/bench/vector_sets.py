@@ -72,14 +72,7 @@ def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, name: str, 
     query_texts = [first_words(corpus.texts[row], QUERY_WORDS) for row in query_rows]
     every = [*corpus.texts, *query_texts]
     digest = hashlib.sha256("\n".join([corpus.digest, *query_texts]).encode()).hexdigest()[:16]
-    vectors = _kept(
-        folder / f"{name}-{digest}",
-        len(every),
-        lambda start, stop: embed(every[start:stop]),
-        on_progress,
-        what="embedding",
-        part=_PART_TEXTS,
-    )
+    vectors = embedded(every, embed, on_progress, name=name, folder=folder, digest=digest)
     texts = len(corpus.texts)
     return VectorSet(
         name="real",
@@ -95,9 +88,14 @@ def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, name: str, 
     )
 
 
-def embedded(texts: Sequence[str], embed: Embed, on_progress: Progress, *, name: str, folder: Path) -> Vectors:
-    """Return texts as vectors, embedded now or before; `name` and `folder` are those of `real_set`."""
-    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+def embedded(
+    texts: Sequence[str], embed: Embed, on_progress: Progress, *, name: str, folder: Path, digest: str | None = None
+) -> Vectors:
+    """Return texts as vectors, embedded now or before; `name` and `folder` are those of `real_set`.
+
+    `digest` tells these texts from others; by default it is taken from them.
+    """
+    digest = digest or hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     return _kept(
         folder / f"{name}-{digest}",
         len(texts),

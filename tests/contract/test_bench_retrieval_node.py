@@ -223,6 +223,7 @@ def test_waits_are_compared_and_the_sweep_has_users_who_write_less(given_runs: l
     assert list(found.arms) == ["plain", "pancake", "oracle"]
     assert found.arms["plain"]["retrieval_wait_s"].n == found.arms["plain"]["program_s"].n == 4
     assert found.ratios["retrieval_wait_s.p50 plain/pancake"].median == pytest.approx(4.0)
+    assert (found.summary or {})["gap_closed_ratio"] == pytest.approx(6 / 7)
     rows: Sequence[Mapping[str, Any]] = found.sweep or ()
     assert [row["words_written"] for row in rows] == [8, 13, 26]
     assert rows[0]["pancake_retrieval_wait_p50_s"] == 0.002

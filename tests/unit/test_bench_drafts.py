@@ -50,6 +50,14 @@ def test_more_words_of_a_query_tell_more_of_it_and_all_tell_more_than_what_was_u
     assert found.ratios["hit_rate.p50 lru/draft-13"].median > 1
 
 
+def test_a_small_memory_is_said_to_hold_less_than_one_search_needs() -> None:
+    roomy, tight = a_run(arms=(DraftArm.LRU,)), a_run(arms=(DraftArm.WORDS_13,), budget=0.01)
+    assert (roomy.summary or {})["hit_rate_limit"] == 1.0
+    limit = (tight.summary or {})["hit_rate_limit"]
+    assert 0.2 < limit < 0.4
+    assert tight.arms["draft-13"]["hit_rate"].p99 <= limit + 0.02  # partitions differ in size
+
+
 def test_figures_are_counted_and_therefore_the_same_each_time() -> None:
     assert a_run().arms == a_run().arms
 
