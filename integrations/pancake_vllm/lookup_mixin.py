@@ -8,16 +8,26 @@ far as its thread has ever read and written; what comes behind it is new, and th
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pancake_vllm.hint_words import read_orders
 
 #: Held contexts of which it is remembered how much of them the cache server was given.
 _MAX_REMEMBERED: Final = 1024
+#: A thread is looked up again after this time: the cache server forgets what nobody asks for, and is then told anew.
+MAX_SPARED_S: Final = 30.0
 
 #: A child of vLLM's logger, which alone has a handler in the engine process.
 _logger = logging.getLogger("vllm.pancake")
+
+
+class _Stored(NamedTuple):
+    """How much of a context the cache server was given, and when its thread was last looked up there."""
+
+    num_tokens: int
+    looked_up_s: float
 
 
 class SparedLookupMixin:
@@ -27,12 +37,14 @@ class SparedLookupMixin:
     """
 
     _hints: Any = None
-    _stored_tokens: OrderedDict[str, int]
+    _stored: OrderedDict[str, _Stored]
+    _spared: dict[str, float]
     _spares: bool = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._stored_tokens = OrderedDict()
+        self._stored = OrderedDict()
+        self._spared = {}
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Say at once that there is nothing to load where the pool holds all; else ask the cache server."""
@@ -47,17 +59,22 @@ class SparedLookupMixin:
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Remember of a context that is held from now on how much of it the cache server was given."""
         num_stored = getattr(self._record_of(request), "num_stored_tokens", None)
+        looked_up_s = self._spared.pop(request.request_id, None)
         answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)  # type: ignore[misc]
         orders = read_orders(getattr(request, "kv_transfer_params", None))
         if orders is not None and orders.hold is not None and num_stored is not None:
-            self._stored_tokens[orders.hold.hint_id] = num_stored
-            self._stored_tokens.move_to_end(orders.hold.hint_id)
-            while len(self._stored_tokens) > _MAX_REMEMBERED:
-                self._stored_tokens.popitem(last=False)
+            looked_up_s = self._now_s() if looked_up_s is None else looked_up_s
+            self._stored[orders.hold.hint_id] = _Stored(num_stored, looked_up_s)
+            self._stored.move_to_end(orders.hold.hint_id)
+            while len(self._stored) > _MAX_REMEMBERED:
+                self._stored.popitem(last=False)
         return answer
 
     def _record_spared(self) -> None:
         """Count a look-up that was spared."""
+
+    def _now_s(self) -> float:
+        return time.monotonic()
 
     def _record_of(self, request: Any) -> Any | None:
         """Return LMCache's record of a request, which is made when it is first looked up."""
@@ -69,25 +86,28 @@ class SparedLookupMixin:
             record = self._record_of(request)
             if record is not None and (record.lookup_started_at is not None or record.state.name != "PREFETCHING"):
                 return False  # asked already: what is reserved for it has to be taken or given back
-            num_stored = self._stored_of(request, num_computed_tokens)
-            if num_stored is None:
+            stored = self._stored_of(request, num_computed_tokens)
+            if stored is None:
+                self._spared.pop(request.request_id, None)
                 if record is not None:  # spared in an earlier step that had no room for it, and lost meanwhile
                     record.num_stored_tokens = 0
                 return False
             record = self._get_or_create_request_tracker(self._salted(request))  # type: ignore[attr-defined]
             aligned: int = self._hit_alignment_tokens  # type: ignore[attr-defined]
             record.num_vllm_hit_tokens = num_computed_tokens // aligned * aligned
-            record.num_stored_tokens = min(num_stored, record.num_vllm_hit_tokens)
+            record.num_stored_tokens = min(stored.num_tokens, record.num_vllm_hit_tokens)
+            self._spared[request.request_id] = stored.looked_up_s
         except AttributeError as exc:  # another LMCache: ask it as it wants to be asked
             self._spares = False
             _logger.warning("look-ups are not spared with this LMCache: %s", exc)
             return False
         return True
 
-    def _stored_of(self, request: Any, num_computed_tokens: int) -> int | None:
-        """Return how much of a context that the pool holds whole was stored; `None` where it does not hold it."""
+    def _stored_of(self, request: Any, num_computed_tokens: int) -> _Stored | None:
+        """Return how much of a context was stored; `None` where it is not held whole or is to be looked up again."""
         book = self._hints.book if self._hints is not None else None
         if book is None or num_computed_tokens < book.block_size_tokens:
             return None
         hint_id = book.whole_behind(request.block_hashes, num_computed_tokens // book.block_size_tokens)
-        return self._stored_tokens.get(hint_id) if hint_id is not None else None
+        stored = self._stored.get(hint_id) if hint_id is not None else None
+        return stored if stored is not None and self._now_s() - stored.looked_up_s < MAX_SPARED_S else None
