@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from langchain_core.embeddings import Embeddings
 from langgraph.store.base import IndexConfig, SearchItem
 
@@ -21,23 +22,24 @@ _LOOK_S: Final = 0.005
 
 
 class KnownEmbeddings(Embeddings):
-    """Knows the vectors of some texts beforehand, so that no embedder is in what is measured."""
+    """Knows the vectors of some texts beforehand, so that no embedder is in what is measured.
+
+    Any other text, such as what a model answers, lies in the middle of the known ones.
+    """
 
     def __init__(self, vectors: Mapping[str, Vector]) -> None:
-        """Take vectors by their text."""
+        """Take vectors of length one by their text."""
         self._vectors = vectors
+        middle = np.mean([*vectors.values()], axis=0)
+        self._middle: Vector = (middle / max(float(np.linalg.norm(middle)), 1e-9)).astype(np.float32)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return the vectors of texts."""
         return [self.embed_query(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
-        """Return the vector of a text.
-
-        Raises:
-            KeyError: if it is not known.
-        """
-        return self._vectors[text].tolist()  # type: ignore[no-any-return] # numpy says Any
+        """Return the vector of a text."""
+        return self._vectors.get(text, self._middle).tolist()  # type: ignore[no-any-return] # numpy says Any
 
 
 class ColdIndex:

@@ -246,6 +246,6 @@ def _notes(plan: NodePlan, vectors: VectorSet) -> tuple[str, ...]:
             f"What the node searches for are the {QUERY_WORDS} words that the user wrote; in the sweep the user wrote "
             "only the first of them."
         ),
-        "Vectors of texts were known beforehand: no embedder is in any figure.",
+        "Vectors of texts were known beforehand, answers lie in their middle: no embedder is in any figure.",
         "A virtual machine's disk may have a cache of its own below, which nobody here can drop.",
     )

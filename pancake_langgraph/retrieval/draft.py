@@ -8,7 +8,7 @@ by how often it was used.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -55,7 +55,14 @@ class Standing(IntEnum):
 
     USED = 0
     AVERAGE = 1
-    DRAFT = 2
+    SECOND = 2
+    DRAFT = 3
+
+
+#: What is expected by name, the best first.
+_EXPECTED: Final = (Standing.DRAFT, Standing.SECOND, Standing.AVERAGE)
+#: How much one search counts in what is learnt of two drafts.
+_LEARNING: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +97,23 @@ class _Resident:
     arrived_at: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """One text of what an agent may ask, and where that lies."""
+
+    text: str
+    partitions: tuple[Partition, ...]
+
+    def num_in(self, names: Collection[PartitionId]) -> int:
+        """Return how many of its partitions are among `names`."""
+        return sum(partition.id in names for partition in self.partitions)
+
+
 @dataclass(slots=True)
 class _Expected:
     number: int
     standings: dict[PartitionId, Standing]
+    drafts: tuple[_Draft, ...]
     planned: set[PartitionId] = field(default_factory=set)
 
 
@@ -170,6 +190,9 @@ class Outlook:
 
     Drafts go before averages, and these before what is used often.  What is warm for the draft of one agent is not
     given up for that of another: who drafted first will search first.
+
+    An agent may have two drafts that are not versions of one text: a question that was asked, and something that a
+    model writes.  Which of both comes nearer to what is searched for is learnt; until then it is the first.
     """
 
     def __init__(self, settings: DraftSettings) -> None:
@@ -179,7 +202,8 @@ class Outlook:
         self._frequencies = Frequencies(memory=settings.memory)
         self._residents: dict[PartitionId, _Resident] = {}
         self._expected: OrderedDict[str, _Expected] = OrderedDict()
-        self._wanted: dict[Standing, Counter[PartitionId]] = {s: Counter() for s in (Standing.AVERAGE, Standing.DRAFT)}
+        self._wanted: dict[Standing, Counter[PartitionId]] = {s: Counter() for s in _EXPECTED}
+        self._later_is_right = 0.0
         self._num_expected = 0
         self._warm_bytes = 0
         self._moment = 0
@@ -198,22 +222,29 @@ class Outlook:
         """Return what has become warm."""
         return [partition for partition, resident in self._residents.items() if resident.arrived_at is not None]
 
-    def expect(self, agent: str, draft: Vector | None, locate: Locate) -> WarmPlan:
+    def expect(self, agent: str, draft: Vector | None, locate: Locate, *, text: str = "") -> WarmPlan:
         """Plan for an agent's next query, of which `draft` is a first version, or nothing is known.
 
-        It takes the place of what was expected of the agent before.  All that is to be brought up counts as taken from
-        now on; `arrived` says what has become warm, and `lost` what has not.
+        It takes the place of what was expected of the agent before, unless both are drafts and the `text` of this one
+        does not begin with that of the last: then both stay.  All that is to be brought up counts as taken from now on;
+        `arrived` says what has become warm, and `lost` what has not.
         """
-        self._close(agent)
+        before = self._close(agent)
         average = self._averages.get(agent)
         num = self._settings.per_query
+        drafts: tuple[_Draft, ...] = () if draft is None else (_Draft(text, tuple(locate(draft, num))),)
+        if drafts and text and before is not None:
+            drafts = (*[old for old in before.drafts if old.text and not text.startswith(old.text)][-1:], *drafts)
+        ranked = drafts[::-1] if self._later_is_right > 0.0 else drafts
         wanted: dict[PartitionId, tuple[Partition, Standing]] = {}
-        for vector, standing in ((draft, Standing.DRAFT), (average, Standing.AVERAGE)):
-            for partition in locate(vector, num) if vector is not None else ():
+        for one, standing in zip(ranked, (Standing.DRAFT, Standing.SECOND), strict=False):
+            for partition in one.partitions:
                 wanted.setdefault(partition.id, (partition, standing))
+        for partition in locate(average, num) if average is not None else ():
+            wanted.setdefault(partition.id, (partition, Standing.AVERAGE))
         plan = self._admit(wanted.values())
         self._num_expected += 1
-        expected = _Expected(self._num_expected, {name: standing for name, (_, standing) in wanted.items()})
+        expected = _Expected(self._num_expected, {name: standing for name, (_, standing) in wanted.items()}, drafts)
         expected.planned = {partition.id for partition in plan.warm}
         self._expected[agent] = expected
         for name, standing in expected.standings.items():
@@ -245,6 +276,9 @@ class Outlook:
         planned = expected.planned if expected is not None else set()
         fetched = {name for name in planned if name in self._residents and self._residents[name].arrived_at is not None}
         late = len(planned & names - {partition.id for partition in warm})
+        if expected is not None and len(expected.drafts) > 1:
+            first, later = (one.num_in(names) for one in expected.drafts)
+            self._later_is_right += _LEARNING * ((later > first) - (later < first) - self._later_is_right)
         self._averages.add(agent, vector)
         self._frequencies.add(names)
         plan = self._admit((partition, Standing.USED) for partition in needed)
@@ -280,12 +314,13 @@ class Outlook:
             self._close(oldest)
 
     def _standing(self, name: PartitionId) -> Standing:
-        return next((s for s in (Standing.DRAFT, Standing.AVERAGE) if name in self._wanted[s]), Standing.USED)
+        return next((s for s in _EXPECTED if name in self._wanted[s]), Standing.USED)
 
     def _admit(self, wanted: Iterable[tuple[Partition, Standing]]) -> WarmPlan:
         """Make room for partitions, in their order, by giving up what is worth less."""
         wanted = tuple(wanted)
-        stay = {partition.id for partition, _ in wanted}
+        best = max((standing for _, standing in wanted), default=Standing.USED)
+        stay = {partition.id for partition, standing in wanted if standing is best}
         worth = {n: (self._standing(n), self._frequencies[n]) for n in self._residents if n not in stay}
         victims = sorted(worth, key=worth.__getitem__, reverse=True)  # the least worthy last
         warm: list[Partition] = []

@@ -246,7 +246,8 @@ class PartitionPrefetcher:
             if self._embed is None:
                 return
             hint = self._embed(hint)
-        self._follow(self._outlook.expect(agent, hint, self._engine.partitions), agent, text)
+        plan = self._outlook.expect(agent, hint, self._engine.partitions, text=text or "")
+        self._follow(plan, agent, text)
 
     def _follow(self, plan: WarmPlan, agent: str | None, text: str | None = None) -> None:
         """Do what is planned, for as long as the agent it is for has neither searched nor changed its mind."""

@@ -317,3 +317,55 @@ def test_a_replay_counts_bytes_needed_hit_and_read() -> None:
     recent = replay_lru(steps, locate, settings)
     assert (recent.needed_bytes, recent.hit_bytes, recent.read_bytes, recent.precision) == (6, 2, 4 / 3, 0.0)
     assert recent.most_bytes <= 3
+
+
+# -- two drafts of one agent -------------------------------------------------------------------------------------------
+
+
+def say(made: Outlook, text: str, axis: int, agent: str = "a") -> list[int]:
+    plan = made.expect(agent, AXES[axis], locate, text=text)
+    made.arrived([entry.id for entry in plan.warm])
+    return numbers(plan.warm)
+
+
+def test_another_text_of_an_agent_is_brought_up_beside_the_first_where_there_is_room() -> None:
+    made = outlook(budget_bytes=4)
+    assert say(made, "where is it", 0) == [0, 1]
+    assert say(made, "it may", 4) == [4, 5]
+    assert use(made, "a", AXES[0]) == (2, 0)
+    made = outlook(budget_bytes=2)
+    say(made, "where is it", 0)
+    assert say(made, "it may", 4) == []
+
+
+def test_a_longer_version_of_a_text_takes_its_place_and_leaves_the_other_one() -> None:
+    made = outlook(budget_bytes=4)
+    say(made, "where is it", 0)
+    say(made, "it may", 4)
+    assert say(made, "it may be", 8) == [8, 9]
+    assert use(made, "a", AXES[0]) == (2, 0)
+
+
+def test_which_of_two_texts_is_searched_for_is_learnt() -> None:
+    made = outlook(budget_bytes=2)
+    for _ in range(2):
+        say(made, "where is it", 0)
+        say(made, "it may", 4)
+        use(made, "a", AXES[4])
+    say(made, "where is it", 0)
+    assert say(made, "it may", 4) == [4, 5]
+    assert use(made, "a", AXES[4]) == (2, 0)
+    for _ in range(8):  # and learnt anew
+        say(made, "where is it", 0)
+        say(made, "it may", 4)
+        use(made, "a", AXES[0])
+    say(made, "where is it", 0)
+    assert say(made, "it may", 4) == []
+
+
+def test_what_two_texts_expect_is_forgotten_with_the_search() -> None:
+    made = outlook(budget_bytes=4)
+    say(made, "where is it", 0)
+    say(made, "it may", 4)
+    use(made, "a", AXES[0])
+    assert not any(made._wanted.values())
