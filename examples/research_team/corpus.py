@@ -95,11 +95,12 @@ class Corpus:
     def excerpt(self, *, part: int, parts: int, max_chars: int) -> str:
         """Return paragraphs in reading order that begin at `part / parts` of the corpus, whole, up to `max_chars`.
 
-        Goes on at the beginning when the end is reached, and stops before any paragraph would come twice.
+        Goes on at the beginning when the end is reached, and stops before any paragraph would come twice.  Long tables
+        and the like, which would take more than half of it, are passed over where there is anything else.
         """
         first = part * len(self._paragraphs) // parts
-        turned = self._paragraphs[first:] + self._paragraphs[:first]
-        return _whole_paragraphs([text for _, text in turned], max_chars=max_chars)
+        turned = [text for _, text in self._paragraphs[first:] + self._paragraphs[:first]]
+        return _whole_paragraphs([text for text in turned if 2 * len(text) <= max_chars] or turned, max_chars=max_chars)
 
     def _score(self, index: int, words: Sequence[str]) -> float:
         counts = self._counts[index]

@@ -167,3 +167,8 @@ def test_every_role_has_its_own_long_prompt_from_the_projects_docs():
     for prompt in prompts.values():
         # 4.0 to 4.9 characters make a token of English here, so this is 1,200 to 2,000 tokens.
         assert 0.7 * EXCERPT_CHARS + 1_800 < len(prompt) < EXCERPT_CHARS + 3_200
+
+
+def test_an_excerpt_passes_over_a_paragraph_that_would_take_most_of_it(tmp_path):
+    (tmp_path / "a.md").write_text(f"First words.\n\n{'a long table ' * 50}\n\nLast words.\n", encoding="utf-8")
+    assert load_corpus(tmp_path).excerpt(part=0, parts=1, max_chars=200) == "First words.\n\nLast words."
