@@ -94,8 +94,10 @@ class SparedLookupMixin:
                 return False
             record = self._get_or_create_request_tracker(self._salted(request))  # type: ignore[attr-defined]
             aligned: int = self._hit_alignment_tokens  # type: ignore[attr-defined]
+            chunk: int = self.scheduler_adapter.lmcache_tokens_per_chunk  # type: ignore[attr-defined]
             record.num_vllm_hit_tokens = num_computed_tokens // aligned * aligned
-            record.num_stored_tokens = min(stored.num_tokens, record.num_vllm_hit_tokens)
+            # Storing goes on at the edge of a chunk, also where the context now ends a little before what was stored.
+            record.num_stored_tokens = min(stored.num_tokens, record.num_vllm_hit_tokens) // chunk * chunk
             self._spared[request.request_id] = stored.looked_up_s
         except AttributeError as exc:  # another LMCache: ask it as it wants to be asked
             self._spares = False

@@ -30,6 +30,7 @@ class Asked:
     _hit_alignment_tokens = SIZE
 
     def __init__(self) -> None:
+        self.scheduler_adapter = SimpleNamespace(lmcache_tokens_per_chunk=SIZE)
         self.request_trackers: dict[str, Any] = {}
         self.asked: list[str] = []
 
@@ -92,6 +93,15 @@ def test_a_context_that_is_held_whole_is_not_looked_up_and_stored_on_from_where_
     assert (answer, connector.asked) == ((0, False), ["first"])
     tracker = connector.request_trackers["next"]
     assert (tracker.num_vllm_hit_tokens, tracker.num_stored_tokens) == (4 * SIZE, 3 * SIZE)
+
+
+def test_storing_goes_on_at_the_edge_of_a_chunk() -> None:
+    connector = Connector()
+    connector.scheduler_adapter.lmcache_tokens_per_chunk = 3 * SIZE
+    connector.serve("first", 0, stored=6 * SIZE)
+    connector.ask("next", 5 * SIZE)  # less is found than was stored: the answer's end is read in other tokens
+    tracker = connector.request_trackers["next"]
+    assert (tracker.num_vllm_hit_tokens, tracker.num_stored_tokens) == (5 * SIZE, 3 * SIZE)
 
 
 def test_what_the_pool_has_lost_a_part_of_is_looked_up(connector: Connector) -> None:
