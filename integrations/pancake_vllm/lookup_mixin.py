@@ -1,8 +1,9 @@
 """Spares a request the look-up in the cache server where the pool holds its whole context: a mix-in for LMCache.
 
 LMCache 0.5.6 answers a look-up in two round trips, and vLLM asks for their results once per step.  So each request
-waits for two or three steps of whatever else runs before it may begin.  A context that was held whole is in the pool as
-far as its thread has ever read and written; what comes behind it is new, and the cache server cannot have it.
+waits for steps of whatever else runs before it may begin.  A context that was held whole is in the pool as far as its
+thread has read and written, and what comes behind it is new: the cache server only has it where another thread, or an
+earlier run from the same state, has read the very same.  Then a few tokens are computed that might have been copied.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ MAX_SPARED_S: Final = 30.0
 
 #: A child of vLLM's logger, which alone has a handler in the engine process.
 _logger = logging.getLogger("vllm.pancake")
+
+
+#: With more than this behind the context a request is looked up: computing it takes longer than waiting does, and would
+#: be lost where the cache server has it after all.
+MAX_NEW_TOKENS: Final = 512
 
 
 class _Stored(NamedTuple):
@@ -99,9 +105,9 @@ class SparedLookupMixin:
             # Storing goes on at the edge of a chunk, also where the context now ends a little before what was stored.
             record.num_stored_tokens = min(stored.num_tokens, record.num_vllm_hit_tokens) // chunk * chunk
             self._spared[request.request_id] = stored.looked_up_s
-        except AttributeError as exc:  # another LMCache: ask it as it wants to be asked
+        except Exception as exc:  # noqa: BLE001 - fails open, as the scheduler must not see it: off from here on
             self._spares = False
-            _logger.warning("look-ups are not spared with this LMCache: %s", exc)
+            _logger.warning("look-ups are spared no more, is this another LMCache? %s", repr(exc)[:200])
             return False
         return True
 
@@ -109,6 +115,8 @@ class SparedLookupMixin:
         """Return how much of a context was stored; `None` where it is not held whole or is to be looked up again."""
         book = self._hints.book if self._hints is not None else None
         if book is None or num_computed_tokens < book.block_size_tokens:
+            return None
+        if len(request.all_token_ids) - num_computed_tokens > MAX_NEW_TOKENS:
             return None
         hint_id = book.whole_behind(request.block_hashes, num_computed_tokens // book.block_size_tokens)
         stored = self._stored.get(hint_id) if hint_id is not None else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pancake_vllm.lookup_mixin import MAX_SPARED_S, SparedLookupMixin
+from pancake_vllm.lookup_mixin import MAX_NEW_TOKENS, MAX_SPARED_S, SparedLookupMixin
 
 SIZE = 16
 PARAMS = {"pancake": {"hold": {"id": "h", "num_tokens": 10**6, "ttl_s": 60.0, "whole": True}}}
@@ -69,8 +69,13 @@ class Connector(SparedLookupMixin, Asked):
     def _now_s(self) -> float:
         return self.now_s
 
-    def ask(self, name: str, num_tokens: int) -> Any:
-        request = SimpleNamespace(request_id=name, block_hashes=["x"] * 9, kv_transfer_params=PARAMS)
+    def ask(self, name: str, num_tokens: int, *, num_new: int = 20) -> Any:
+        request = SimpleNamespace(
+            request_id=name,
+            block_hashes=["x"] * 9,
+            all_token_ids=range(num_tokens + num_new),
+            kv_transfer_params=PARAMS,
+        )
         return request, self.get_num_new_matched_tokens(request, num_tokens)
 
     def serve(self, name: str, num_tokens: int, *, stored: int | None = None) -> None:
@@ -142,6 +147,11 @@ def test_another_lmcache_is_asked_as_it_wants_to_be(connector: Connector) -> Non
     assert connector.ask("next", 4 * SIZE)[1] == (None, True)
     assert connector.ask("other", 4 * SIZE)[1] == (None, True)
     assert connector.asked == ["first", "next", "other"]
+
+
+def test_a_request_with_much_behind_its_context_is_looked_up(connector: Connector) -> None:
+    assert connector.ask("short", 4 * SIZE, num_new=MAX_NEW_TOKENS)[1] == (0, False)
+    assert connector.ask("long", 4 * SIZE, num_new=MAX_NEW_TOKENS + 1)[1] == (None, True)
 
 
 def test_without_hints_everything_is_looked_up(connector: Connector) -> None:
