@@ -126,6 +126,12 @@ def test_an_observer_that_raises_does_no_harm() -> None:
     assert good.seen[-1][0] == "end"
 
 
+async def answer_ended_s(server: WireServer) -> float | None:
+    """When the server's thread had sent the last byte: it may learn that after the client has read it."""
+    await asyncio.to_thread(server.wait_for, lambda: server.chats[0].ended_s is not None)
+    return server.chats[0].ended_s
+
+
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 async def test_callbacks_see_the_tool_name_while_the_answer_is_still_coming(way: str) -> None:
     named_at: list[float] = []
@@ -138,7 +144,7 @@ async def test_callbacks_see_the_tool_name_while_the_answer_is_still_coming(way:
     steps = calls([tool_delta("", call_id="a", name="ping")], [tool_delta("{}")])
     with WireServer([Reply.stream(*steps[:2], 0.03, *steps[2:])]) as server:
         await run_way(model(server).bind_tools([ping]), way, {"callbacks": [Timed()]})
-        ended_s = server.chats[0].ended_s
+        ended_s = await answer_ended_s(server)
     assert ended_s is not None
     assert len(named_at) == 1
     assert named_at[0] < ended_s
@@ -189,7 +195,7 @@ async def test_an_observer_sees_an_argument_as_soon_as_it_is_written(way: str) -
     )
     with WireServer([Reply.stream(*steps[:4], 0.03, *steps[4:])]) as server:
         await run_way(model(server).bind_tools([ping]), way, {"callbacks": [watcher]})
-        ended_s = server.chats[0].ended_s
+        ended_s = await answer_ended_s(server)
     fields = [entry[2:] for entry in watcher.seen if entry[0] == "field"]
     assert fields == [("ping", "kind", "writer"), ("ping", "text", "long")]
     assert [entry[0] for entry in watcher.seen] == ["request", "first", "tool", "field", "field", "end"]
