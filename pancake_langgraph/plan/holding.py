@@ -27,6 +27,12 @@ HINT_AT_SLACK_RATIO = 0.1
 #: A hold outlasts the time at which the context is expected back by this factor and by this many seconds.
 HOLD_ETA_FACTOR = 2.0
 HOLD_SLACK_S = 5.0
+#: A context that the tier has, and that was lost again after it was restored, is restored anew when its pause has
+#: become this many times as long: however long it stays away and however hard others press, what is spent on it grows
+#: with the logarithm of its pause (doubling, as in online rent-or-buy problems; Karlin et al., 1988).
+RESTORE_AGAIN_FACTOR = 2.0
+#: Earlier than that it is restored once when it is expected within this time, in seconds.
+DUE_S = 1.0
 #: Priority of a hold for a context of which nobody knows when it comes back; 100 is for one due now.
 UNKNOWN_ETA_PRIORITY = 50
 
@@ -47,7 +53,8 @@ class Waiting:
     `num_tokens` is its prefix, `resident_tokens` how much of it lies in the pool, `turnover_tokens` how many tokens
     the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown,
     under 0 overdue), `is_held` that a hint on the engine's pool is in force for all of it, `is_asked` that the engine
-    has been asked to hold it before.
+    has been asked to hold it before.  It has waited for `waited_s`, and `restored_after_s` of its wait a request was
+    begun to restore it (`None`: not yet); `restorable` says that a tier has it, so that its call need not compute it.
     """
 
     key: str
@@ -57,15 +64,34 @@ class Waiting:
     eta_s: float | None
     is_held: bool = False
     is_asked: bool = False
+    waited_s: float = 0.0
+    restored_after_s: float | None = None
+    restorable: bool = False
+
+    @property
+    def restore_in_s(self) -> float:
+        """In how many seconds it is worth its cost to restore it, 0 for now.
+
+        Restored again and again a context under pressure costs others more than its call can save.
+        """
+        if not self.restorable or self.restored_after_s is None:
+            return 0.0
+        again_after_s = self.restored_after_s * RESTORE_AGAIN_FACTOR
+        if self.eta_s is not None:
+            due_after_s = self.waited_s + self.eta_s - DUE_S
+            if due_after_s > self.restored_after_s:
+                again_after_s = min(again_after_s, due_after_s)
+        return max(again_after_s - self.waited_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class HoldDecision:
-    """The verb for one context, with one phrase of reason."""
+    """The verb for one context, with one phrase of reason; time alone may change it in `again_in_s`."""
 
     key: str
     verb: HoldVerb
     reason: str
+    again_in_s: float | None = None
 
 
 def plan_holds(
@@ -121,6 +147,8 @@ def hold_priority(eta_s: float | None) -> int:
 
 def _decide(context: Waiting, slack_tokens: int, least_tokens: int, *, is_first_hint: bool) -> HoldDecision:
     missing_tokens = context.num_tokens - context.resident_tokens
+    if missing_tokens >= least_tokens and (in_s := context.restore_in_s) > 0.0:
+        return HoldDecision(context.key, HoldVerb.LEAVE, f"lost again: restored in {in_s:.1f} s", again_in_s=in_s)
     if missing_tokens >= least_tokens:
         return HoldDecision(context.key, HoldVerb.RESTORE, f"{missing_tokens} tokens not in the pool")
     if context.is_held:

@@ -196,6 +196,9 @@ class Actor:
                     eta_s=self._performer.eta_s(expectation),
                     is_held=self.hints.is_held(expectation),
                     is_asked=expectation.pool_hint_id is not None,
+                    waited_s=state.clock.now_s() - expectation.created_at_s,
+                    restored_after_s=expectation.restored_after_s,
+                    restorable=self._performer.restorable(expectation),
                 )
             )
         for decision in plan_holds(
@@ -215,13 +218,23 @@ class Actor:
                 self._performer.submit(expectation, ActionKind.WARM, decision.reason, missing_tokens=missing)
             elif decision.verb is HoldVerb.REFUSE:
                 self._refuse(expectation, ActionKind.HOLD, decision.reason)
+            elif decision.again_in_s is not None:
+                self._look_again_in(decision.again_in_s)
 
     def _look_again_at(self, expectation: Expectation, action_s: float | None) -> None:
         """Evaluate once more when a call that was to come any moment is well overdue: it may stay away for long."""
         eta_s = self._performer.eta_s(expectation)
-        if eta_s is not None and self._alarm is None:
-            after_s = max(eta_s, 0.0) + (action_s or 0.0)
-            self._alarm = asyncio.get_running_loop().call_later(after_s, self._ring)
+        if eta_s is not None:
+            self._look_again_in(max(eta_s, 0.0) + (action_s or 0.0))
+
+    def _look_again_in(self, after_s: float) -> None:
+        """Evaluate once more after so many seconds, or earlier where that was asked for before."""
+        loop = asyncio.get_running_loop()
+        if self._alarm is not None:
+            if self._alarm.when() <= loop.time() + after_s:
+                return
+            self._alarm.cancel()
+        self._alarm = loop.call_later(after_s, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None

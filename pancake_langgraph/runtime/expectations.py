@@ -45,6 +45,7 @@ class Expectation:
 
     `prefix` is what to hold or warm: whole blocks plus, where one is known, a single token past the edge, so that a
     request that finds every block resident computes one token and not a block.  `edge_tokens` is the block edge.
+    `restored_after_s` is how long it had waited when a request was last begun to bring back what the pool had lost.
     `computing` says that the work under way computes and does not only copy; `barred` that the engine refused it;
     `is_branch` that it is one of several ways the graph may take next.  `source` says where a predicted prompt comes
     from, `stop` why it ends where it ends, `is_cut` that it ends inside a message; `num_between` nodes that had not
@@ -69,6 +70,7 @@ class Expectation:
     edge_tokens: int = 0
     restorable: bool = False
     used_at_allocated_tokens: int | None = None
+    restored_after_s: float | None = None
     task: asyncio.Task[None] | None = None
     computing: bool = False
     handles: list[Handle] = field(default_factory=list)

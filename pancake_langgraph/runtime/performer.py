@@ -86,11 +86,18 @@ class Performer:
             reason=reason,
         )
         handle.resident_tokens = max(expectation.edge_tokens - missing_tokens, 0)
+        # A block or less is what an answer's end is rendered to, which no tier has.  What was brought back before in
+        # this wait lies in the tier's memory: no disk has to be asked for it.
+        block_tokens = state.resolved.block_size_tokens if state.resolved is not None else 0
+        brings_back = kind is ActionKind.WARM and missing_tokens > block_tokens
+        lifts = brings_back and expectation.restored_after_s is None
+        if brings_back:
+            expectation.restored_after_s = state.clock.now_s() - expectation.created_at_s
         state.handles.submit(handle, reason)
         expectation.computing = computing
         self._inflight += 1
         expectation.task = asyncio.get_running_loop().create_task(
-            self._perform(expectation, handle, expectation.prefix), name=f"pancake-{handle.action_id}"
+            self._perform(expectation, handle, expectation.prefix, lifts=lifts), name=f"pancake-{handle.action_id}"
         )
         self._tasks.add(expectation.task)
         expectation.task.add_done_callback(lambda task: self._ended(task, expectation, handle))
@@ -104,7 +111,7 @@ class Performer:
             self.settle(handle, Outcome.WASTED, "cancelled before it was sent")
             self._on_end()
 
-    async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> None:
+    async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix, *, lifts: bool) -> None:
         state = self._state
         handle.started = True
         missing_tokens = handle.num_tokens - handle.resident_tokens
@@ -112,7 +119,7 @@ class Performer:
         self._span(handle, SpanStatus.OK, ended=False)
         status = SpanStatus.OK
         try:
-            if handle.kind is ActionKind.WARM:
+            if lifts:
                 await self._prefetch(expectation, prefix)
             report = await asyncio.wait_for(
                 self._carry(expectation, handle, prefix), timeout=state.settings.warm_deadline_s

@@ -189,6 +189,28 @@ async def test_the_codec_of_an_agents_kv_goes_with_its_warm_requests_and_prefetc
     assert set(asked) == {("prefetch", "tenant!int4"), ("warm", "tenant!int4")}
 
 
+async def test_a_disk_is_asked_once_however_often_a_context_is_lost_in_one_pause() -> None:
+    asked: list[TokenPrefix] = []
+
+    class Watched(Memory):
+        async def prefetch(self, prefix: TokenPrefix) -> PrefetchReport:
+            asked.append(prefix)
+            return await super().prefetch(prefix)
+
+    with stub_bed(Watched(), tier_url="http://127.0.0.1:1", tier_model="m") as bed:
+
+        async def pause() -> None:
+            for sent in (0, 1):
+                await asyncio.to_thread(bed.press, prompts=4)
+                await until(lambda sent=sent: bed.stub.warms > sent)
+                assert await asyncio.to_thread(bed.runtime.wait_idle)
+
+        await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+        assert bed.stub.warms >= 2
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("was_wrong", [True, False])
 async def test_a_cache_server_that_comes_back_is_proven_anew_also_after_wrong_answers(
     monkeypatch: pytest.MonkeyPatch, was_wrong: bool
