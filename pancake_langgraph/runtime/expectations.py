@@ -18,6 +18,10 @@ from pancake_langgraph.runtime.handles import Handle
 MAX_PER_PLACE = 64
 #: `Place.around` of a predicted call whose task ids are not known yet.
 ANYWHERE = "*"
+#: From this chance on an expected call is sure enough to hold room that others might use.
+SURE = 0.9
+#: Predictions from these go as far as the present state of the thread does: what comes behind is not written yet.
+_AS_FAR_AS_THE_STATE = frozenset({Source.DECLARED, Source.CODE, Source.STATE})
 
 
 class Cause(StrEnum):
@@ -95,6 +99,16 @@ class Expectation:
     def busy(self) -> bool:
         """Whether an action for it is under way."""
         return self.task is not None and not self.task.done()
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the call comes, as far as anybody can know."""
+        return self.cause is Cause.RESUME or self.p_next >= SURE
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what the call reads behind what is expected is new, so that no tier can have it."""
+        return self.cause is Cause.RESUME or self.source in _AS_FAR_AS_THE_STATE
 
     def copy(self) -> ExpectedCall:
         """Return what others may know of it."""

@@ -19,7 +19,7 @@ from pancake_langgraph.engines.pool_hints import HintAnswer, HoldHint, PoolHints
 from pancake_langgraph.ledger import HintAnswered
 from pancake_langgraph.plan import hold_priority, hold_ttl_s
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
-from pancake_langgraph.runtime.expectations import Cause, Expectation
+from pancake_langgraph.runtime.expectations import Expectation
 from pancake_langgraph.runtime.state import State
 
 #: Releases and retirements that wait for a carrier, each; the oldest fall out and lapse by themselves.
@@ -112,7 +112,7 @@ class HintDesk:
             expectation.edge_tokens,
             hold_ttl_s(eta_s, longest_s=self._state.settings.action_ttl_s),
             hold_priority(eta_s),
-            is_whole=expectation.cause is Cause.RESUME,
+            is_whole=expectation.is_whole,
         )
         is_clipped = is_answered and expectation.pool_held_tokens < expectation.edge_tokens
         return replace(self._waiting, hold=None if is_clipped else hold)

@@ -11,7 +11,7 @@ from pancake_langgraph._types import ActionKind, Outcome, SpanId, TokenPrefix
 from pancake_langgraph.engines.base import Engine, WarmReport
 from pancake_langgraph.ledger import SpanEnded, SpanKind, SpanStarted, SpanStatus
 from pancake_langgraph.runtime.action_times import ActionTimes, Work
-from pancake_langgraph.runtime.expectations import Cause, Expectation
+from pancake_langgraph.runtime.expectations import Expectation
 from pancake_langgraph.runtime.handles import Handle
 from pancake_langgraph.runtime.hints import HintDesk
 from pancake_langgraph.runtime.state import State
@@ -164,8 +164,8 @@ class Performer:
         """Send one request, with the hints that may travel with it."""
         resolved = self._state.resolved
         priority = resolved.priority if resolved else 0
-        is_paused = handle.kind is ActionKind.HOLD or expectation.cause is Cause.RESUME
-        if resolved is None or not resolved.pool_hints or not is_paused:
+        is_held = handle.kind is ActionKind.HOLD or expectation.is_sure
+        if resolved is None or not resolved.pool_hints or not is_held:
             return await self._engine.warm(prefix, priority=priority)
         hints = self._hints.compose(expectation, eta_s=self.eta_s(expectation))
         report = await self._engine.warm(prefix, priority=priority, hints=hints)

@@ -11,6 +11,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from langchain_core.messages import SystemMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
 from pancake_langgraph._types import HintState, HintVerb, TokenPrefix
@@ -21,7 +23,7 @@ from pancake_langgraph.engines.pool_hints import PoolHints
 from pancake_langgraph.ledger import ActionState, HintAnswered
 from pancake_langgraph.runtime import Runtime, attach
 from pancake_langgraph.testing.fake_server import FakeEngineServer
-from tests.contract.runtime_bed import State, Stub, StubBed, chats, run, script, tool_loop
+from tests.contract.runtime_bed import WORDS, State, Stub, StubBed, chats, run, script, tool_loop
 
 #: First tokens of other traffic's prompts, each of its own.
 _BASES = itertools.count(50_000, 1000)
@@ -133,6 +135,39 @@ async def test_what_does_not_fit_under_the_cap_is_asked_once_and_then_read_again
     assert second.cached_tokens >= first.prompt_tokens // 16 * 16
     assert answers(bed).count((HintVerb.HOLD, HintState.CLIPPED)) == 1
     assert len(bed.stub.said) > 1
+
+
+def chain(bed: StubBed, pause: Any) -> Any:
+    """Return a graph of two agents with contexts of their own; the first pauses before it calls."""
+
+    def agent(name: str, before: Any = None) -> Any:
+        model = bed.model()
+
+        async def node(state: State) -> dict[str, Any]:
+            if before is not None:
+                await before()
+            return {"messages": [await model.ainvoke([SystemMessage(f"{name} {WORDS}"), *state["messages"]])]}
+
+        return node
+
+    builder = StateGraph(State)
+    builder.add_node("first", agent("first", pause))
+    builder.add_node("second", agent("second"))
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+    return attach(builder.compile(checkpointer=InMemorySaver()), runtime=bed.runtime)
+
+
+async def test_what_is_brought_up_for_a_sure_successor_is_held_whole_until_it_comes(bed: StubBed) -> None:
+    graph = chain(bed, pressed(bed, 8))
+    for number in range(4):
+        await run(graph, f"letter {number}", thread=f"t{number}")
+        assert await asyncio.to_thread(bed.runtime.wait_idle)
+    told = [hints.hold for hints in bed.stub.said if hints is not None and hints.hold is not None]
+    assert told
+    assert all(hold.is_whole and hold.ttl_s <= 60.0 for hold in told[1:])  # once its prompt's shape is known
+    assert (HintVerb.HOLD, HintState.ACCEPTED) in answers(bed)
+    assert (HintVerb.RELEASE, HintState.ACCEPTED) in answers(bed)
 
 
 async def test_without_pressure_nothing_is_sent(bed: StubBed) -> None:
