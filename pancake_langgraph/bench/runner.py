@@ -61,11 +61,12 @@ class ArmResult:
 
     @property
     def warm_tokens(self) -> int:
-        """Tokens that warm-ups made the engine compute."""
+        """Tokens that warm-ups made the engine compute for the threads whose calls are counted."""
+        counted = {call.label.rpartition("/")[0] for call in self.run.calls}
         return sum(
             event.computed_tokens or 0
             for event in self.events
-            if isinstance(event, ActionRecorded) and event.state is ActionState.SETTLED
+            if isinstance(event, ActionRecorded) and event.state is ActionState.SETTLED and event.thread_id in counted
         )
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from pancake_langgraph._types import ActionId, ActionKind, Outcome, ThreadId
 from pancake_langgraph.bench import teams
 from pancake_langgraph.bench.arms import Arm
 from pancake_langgraph.bench.fan_out import FanOutRun
@@ -17,6 +18,7 @@ from pancake_langgraph.bench.runner import ArmResult, Repeats
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.servers import Servers
 from pancake_langgraph.bench.workloads import servers_plan
+from pancake_langgraph.ledger import ActionRecorded, ActionState
 
 TTFT_S = {Arm.PLAIN: 4.0, Arm.REACTIVE: 0.5, Arm.PANCAKE: 0.2, Arm.ORACLE: 0.1}
 
@@ -55,6 +57,25 @@ def test_one_arm_alone_gives_no_ratio_and_no_gap() -> None:
     assert list(result.arms) == ["pancake"]
     assert not result.ratios
     assert "gap_closed_ratio" not in (result.summary or {})
+
+
+def test_tokens_computed_in_practice_count_in_no_arm() -> None:
+    def settled(number: int, thread_id: str) -> ActionRecorded:
+        return ActionRecorded(
+            at_s=0.0,
+            action_id=ActionId(f"a{number}"),
+            state=ActionState.SETTLED,
+            kind=ActionKind.WARM,
+            agent="finder",
+            thread_id=ThreadId(thread_id),
+            num_tokens=960,
+            reason="960 tokens were read from cache",
+            computed_tokens=97,
+            outcome=Outcome.USED,
+        )
+
+    run = FanOutRun((call("team/0", 9.0), call("team/1", 1.0)), (2.0,), 2.0)
+    assert ArmResult(run, (settled(1, "before-0-1"), settled(2, "team"))).warm_tokens == 97
 
 
 def test_the_pools_of_teams_hold_less_than_their_contexts(tmp_path: Any) -> None:
