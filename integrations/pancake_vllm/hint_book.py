@@ -38,7 +38,8 @@ _MIN_WALK: Final = 1024
 class _Held:
     """One hint in force; `line` are its blocks in the queue, the first to go first.
 
-    `is_whole` says that it holds all that its thread has read and written, up to the last full block.
+    `num_wanted` are the blocks that it was to hold; `is_whole` says that it holds them all, and that what is read
+    behind them is new.
     """
 
     hint_id: str
@@ -46,7 +47,8 @@ class _Held:
     priority: int
     number: int
     expires_s: float
-    is_whole: bool
+    num_wanted: int
+    is_whole: bool = False
     line: deque[Block] = field(default_factory=deque)
 
     @property
@@ -117,6 +119,12 @@ class HintBook:
 
     # -- hints ----------------------------------------------------------------------------------------------------
 
+    def say_whole(self, hint_id: str) -> None:
+        """Take in that what is read behind a hint's context is new; ignored where some of that is not held."""
+        held = self._held.get(hint_id)
+        if held is not None and len(held.hashes) == held.num_wanted:
+            held.is_whole = True
+
     def hold(self, hint: Hold, hashes: Sequence[Hashable], *, now_s: float) -> Answer:
         """Hold the leading blocks of `hashes`; an id in force is replaced.
 
@@ -134,7 +142,9 @@ class HintBook:
             return Answer(Verb.HOLD, hint.hint_id, HintState.REJECTED)
         self._numbers += 1
         is_whole = hint.is_whole and len(taken) == len(wanted)
-        self._add(_Held(hint.hint_id, taken, hint.priority, self._numbers, now_s + hint.ttl_s, is_whole))
+        self._add(
+            _Held(hint.hint_id, taken, hint.priority, self._numbers, now_s + hint.ttl_s, len(wanted), is_whole=is_whole)
+        )
         state = HintState.ACCEPTED if len(taken) == asked else HintState.CLIPPED
         return Answer(Verb.HOLD, hint.hint_id, state, len(taken) * self._order.block_size_tokens)
 
@@ -249,7 +259,7 @@ class HintBook:
             self._lapse(held)
             return
         self._drop(held)
-        self._add(_Held(held.hint_id, kept, held.priority, held.number, held.expires_s, is_whole=False))
+        self._add(_Held(held.hint_id, kept, held.priority, held.number, held.expires_s, held.num_wanted))
 
     def _lapse(self, held: _Held) -> None:
         self.lapsed += 1

@@ -1,9 +1,10 @@
 """Spares a request the look-up in the cache server where the pool holds its whole context: a mix-in for LMCache.
 
 LMCache 0.5.6 answers a look-up in two round trips, and vLLM asks for their results once per step.  So each request
-waits for steps of whatever else runs before it may begin.  A context that was held whole is in the pool as far as its
-thread has read and written, and what comes behind it is new: the cache server only has it where another thread, or an
-earlier run from the same state, has read the very same.  Then a few tokens are computed that might have been copied.
+waits for steps of whatever else runs before it may begin.  A context that is held whole is in the pool as far as it is
+known, and what comes behind it is new.  That is so where its thread has read and written no more, as the hint says; and
+where the cache server did not have all of it when it was looked up, since then it had nothing behind it either.
+Another thread may have read the very same since: then a few tokens are computed that might have been copied.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class SparedLookupMixin:
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Remember of a context that is held from now on how much of it the cache server was given."""
-        num_stored = getattr(self._record_of(request), "num_stored_tokens", None)
+        record = self._record_of(request)
+        num_stored, is_new = getattr(record, "num_stored_tokens", None), self._had_new_tokens(record, request)
         looked_up_s = self._spared.pop(request.request_id, None)
         answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)  # type: ignore[misc]
         orders = read_orders(getattr(request, "kv_transfer_params", None))
@@ -74,6 +76,8 @@ class SparedLookupMixin:
             self._stored.move_to_end(orders.hold.hint_id)
             while len(self._stored) > _MAX_REMEMBERED:
                 self._stored.popitem(last=False)
+            if is_new and self._hints is not None and self._hints.book is not None:
+                self._hints.book.say_whole(orders.hold.hint_id)
         return answer
 
     def _record_spared(self) -> None:
@@ -85,6 +89,15 @@ class SparedLookupMixin:
     def _record_of(self, request: Any) -> Any | None:
         """Return LMCache's record of a request, which is made when it is first looked up."""
         return getattr(self, "request_trackers", {}).get(request.request_id)
+
+    def _had_new_tokens(self, record: Any, request: Any) -> bool:
+        """Whether the cache server did not have all chunks of a prompt: what is behind them it cannot have either."""
+        num_found = getattr(record, "num_lmcache_hit_tokens", None)
+        chunk = getattr(getattr(self, "scheduler_adapter", None), "lmcache_tokens_per_chunk", None)
+        num_prompt = getattr(request, "num_prompt_tokens", None)
+        if not (isinstance(num_found, int) and isinstance(chunk, int) and isinstance(num_prompt, int) and chunk > 0):
+            return False
+        return num_found < (num_prompt - 1) // chunk * chunk
 
     def _is_spared(self, request: Any, num_computed_tokens: int) -> bool:
         """Whether the pool holds all there can be of a request; its record is then made as if looked up."""

@@ -8,6 +8,7 @@ runtime's own thread.
 from __future__ import annotations
 
 import gc
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -121,19 +122,21 @@ async def measure_cost(runs: int) -> Cost:
             callbacks.wrap(handler)
         thread_s = _thread_time("pancake-runtime")
         observe_s: list[float] = []
+        asking_s: list[float] = []
         weights: list[Weight] = []
         for number in range(runs):
             before_s = callbacks.spent_s + thread_s()
             await graph.ainvoke(one_message(number), {"configurable": {"thread_id": f"cost-{number}"}})
             runtime.expectations()
             taken_in_s = callbacks.spent_s + thread_s()
-            runtime.expectations()  # what asking costs is the bench's own
-            asking_s = callbacks.spent_s + thread_s() - taken_in_s
-            observe_s.append((taken_in_s - before_s - asking_s) / _CALLS_PER_RUN)
+            runtime.expectations()
+            asking_s.append(callbacks.spent_s + thread_s() - taken_in_s)
+            observe_s.append(taken_in_s - before_s)
             saver.delete_thread(f"cost-{number}")
             if number + 1 in (min(FIRST_LOOK_RUNS, max(runs // 2, 1)), runs):
                 weights.append(_weigh(number + 1))
-    return Cost(tuple(observe_s), tuple(weights))
+    own_s = statistics.median(asking_s)  # what asking costs is the bench's own
+    return Cost(tuple((spent_s - own_s) / _CALLS_PER_RUN for spent_s in observe_s), tuple(weights))
 
 
 class _CallbackTime:

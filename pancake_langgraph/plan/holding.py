@@ -28,13 +28,15 @@ HINT_AT_SLACK_RATIO = 0.1
 HOLD_ETA_FACTOR = 2.0
 HOLD_SLACK_S = 5.0
 #: A context that the tier has, and that was lost again after it was restored, is restored anew when its pause has
-#: become this many times as long: however long it stays away and however hard others press, what is spent on it grows
-#: with the logarithm of its pause (doubling, as in online rent-or-buy problems; Karlin et al., 1988).
+#: become this many times as long, or what it lost: however long it stays away and however hard others press, what is
+#: spent on it grows with the logarithm of both (doubling, as in online rent-or-buy problems; Karlin et al., 1988).
 RESTORE_AGAIN_FACTOR = 2.0
 #: Earlier than that it is restored once when it is expected within this time, in seconds.
 DUE_S = 1.0
 #: Priority of a hold for a context of which nobody knows when it comes back; 100 is for one due now.
 UNKNOWN_ETA_PRIORITY = 50
+#: A context whose agent is only foretold stands behind all whose agents have paused.
+FORETOLD_PRIORITY = 40
 
 
 class HoldVerb(StrEnum):
@@ -53,8 +55,9 @@ class Waiting:
     `num_tokens` is its prefix, `resident_tokens` how much of it lies in the pool, `turnover_tokens` how many tokens
     the pool has stored since this context was last used, `eta_s` the median time until it resumes (`None` unknown,
     under 0 overdue), `is_held` that a hint on the engine's pool is in force for all of it, `is_asked` that the engine
-    has been asked to hold it before.  It has waited for `waited_s`, and `restored_after_s` of its wait a request was
-    begun to restore it (`None`: not yet); `restorable` says that a tier has it, so that its call need not compute it.
+    has been asked to hold it before.  It has waited for `waited_s`; when `restored_tokens` of it were last restored, it
+    had waited for `restored_after_s` (`None`: not yet restored).  `restorable` says that a tier has it, so that its
+    call need not compute it.
     """
 
     key: str
@@ -66,6 +69,7 @@ class Waiting:
     is_asked: bool = False
     waited_s: float = 0.0
     restored_after_s: float | None = None
+    restored_tokens: int = 0
     restorable: bool = False
 
     @property
@@ -76,12 +80,20 @@ class Waiting:
         """
         if not self.restorable or self.restored_after_s is None:
             return 0.0
+        if self.num_tokens - self.resident_tokens >= self.restored_tokens * RESTORE_AGAIN_FACTOR:
+            return 0.0
         again_after_s = self.restored_after_s * RESTORE_AGAIN_FACTOR
         if self.eta_s is not None:
             due_after_s = self.waited_s + self.eta_s - DUE_S
             if due_after_s > self.restored_after_s:
                 again_after_s = min(again_after_s, due_after_s)
         return max(again_after_s - self.waited_s, 0.0)
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens of the pool that it takes now."""
+        is_left_lost = self.resident_tokens < self.num_tokens and self.restore_in_s > 0.0
+        return self.resident_tokens if is_left_lost else self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +129,9 @@ def plan_holds(
     refused: list[Waiting] = []
     held_tokens = 0
     for context in ordered:
-        fits = held_tokens + context.num_tokens <= budget_tokens
+        fits = held_tokens + context.room_tokens <= budget_tokens
         (taken if fits else refused).append(context)
-        held_tokens += context.num_tokens if fits else 0
+        held_tokens += context.room_tokens if fits else 0
     slack_tokens = max(block_size_tokens, pool_tokens - running_tokens - held_tokens)
     least_tokens = block_size_tokens if is_idle else 2 * block_size_tokens
     decisions = [
@@ -140,8 +152,13 @@ def hold_ttl_s(eta_s: float | None, *, longest_s: float) -> float:
     return min(max(eta_s, 0.0) * HOLD_ETA_FACTOR + HOLD_SLACK_S, longest_s)
 
 
-def hold_priority(eta_s: float | None) -> int:
-    """Return 0 to 100: the sooner a context is expected back, the later the engine gives it up under need."""
+def hold_priority(eta_s: float | None, *, is_foretold: bool = False) -> int:
+    """Return 0 to 100: the sooner a context is expected back, the later the engine gives it up under need.
+
+    Of agents that are only foretold (`is_foretold`) none stands before one that has paused.
+    """
+    if is_foretold:
+        return FORETOLD_PRIORITY
     return UNKNOWN_ETA_PRIORITY if eta_s is None else 100 - min(max(int(eta_s), 0), 100)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ _MAX_HINTS: Final = 256
 #: Hints between two looks for partitions that are gone.
 _CHECK_EVERY: Final = 64
 _JOIN_S: Final = 30.0
+#: What a search tells is looked at this much later, when it has its answer: it must not wait for the book-keeping.
+_SETTLE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class _Search:
     agent: str
     vector: Vector
     moment: int
+    due_s: float
 
 
 class PartitionPrefetcher:
@@ -119,7 +123,8 @@ class PartitionPrefetcher:
             if len(self._searches) >= _MAX_SEARCHES:
                 self._searches.popleft()
                 self._count(dropped=1)
-            self._searches.append(_Search(agent, vector, self._outlook.moment))
+            due_s = time.monotonic() + _SETTLE_S
+            self._searches.append(_Search(agent, vector, self._outlook.moment, due_s))
             self._wake()
 
     def stats(self) -> PrefetchStats:
@@ -128,8 +133,10 @@ class PartitionPrefetcher:
             return replace(self._stats, warm_bytes=self._outlook.warm_bytes)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until all that was taken in is done; return whether that came true."""
+        """Have all that was taken in done now, and wait for it; return whether that came true."""
         with self._changed:
+            self._searches = deque(replace(search, due_s=0.0) for search in self._searches)
+            self._changed.notify_all()
             return self._changed.wait_for(lambda: not (self._hints or self._searches or self._busy), timeout_s)
 
     def close(self) -> None:
@@ -208,8 +215,8 @@ class PartitionPrefetcher:
         with self._changed:
             self._busy = False
             self._changed.notify_all()
-            while not (self._closed or self._hints or self._searches):
-                self._changed.wait()
+            while not (self._closed or self._hints or (left_s := self._left_s()) == 0.0):
+                self._changed.wait(left_s)
             if self._closed:
                 return None
             self._busy = True
@@ -221,6 +228,10 @@ class PartitionPrefetcher:
             if not waiting:
                 del self._hints[agent]
             return agent, hint
+
+    def _left_s(self) -> float | None:
+        """Return after how many seconds a search is to be looked at; `None` while there is none."""
+        return max(self._searches[0].due_s - time.monotonic(), 0.0) if self._searches else None
 
     def _settle(self, search: _Search) -> None:
         needed = self._engine.partitions(search.vector, self._settings.per_query)

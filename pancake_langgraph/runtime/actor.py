@@ -156,10 +156,10 @@ class Actor:
         live = [(e, r) for e, r in residencies if e in state.expectations and not self._is_in_use(e, r)]
         held = [(e, r) for e, r in live if resolved.hold and r.known and self._is_held(e, r)]
         held_keys = {id(e) for e, _ in held}
-        self._hold(held)
+        held_tokens = self._hold(held)
         for expectation, residency in live:
             if id(expectation) not in held_keys:
-                self._warm(expectation, residency, held_tokens=sum(e.edge_tokens for e, _ in held))
+                self._warm(expectation, residency, held_tokens=held_tokens)
 
     def _is_in_use(self, expectation: Expectation, residency: Residency) -> bool:
         """Whether a call under way reads all of it: then it needs no room of its own, and no work.
@@ -175,10 +175,11 @@ class Actor:
         missing_tokens = expectation.edge_tokens - residency.resident_tokens
         return expectation.cause is Cause.RESUME or missing_tokens <= 0
 
-    def _hold(self, held: list[tuple[Expectation, Residency]]) -> None:
+    def _hold(self, held: list[tuple[Expectation, Residency]]) -> int:
+        """Do what is best for contexts that are to stay in the pool; return how many tokens of it they take."""
         state, resolved = self._state, self._state.resolved
         if not held or resolved is None or resolved.pool_tokens is None:
-            return
+            return sum(expectation.edge_tokens for expectation, _ in held)
         by_key = {}
         waiting = []
         for number, (expectation, residency) in enumerate(held):
@@ -198,6 +199,7 @@ class Actor:
                     is_asked=expectation.pool_hint_id is not None,
                     waited_s=state.clock.now_s() - expectation.created_at_s,
                     restored_after_s=expectation.restored_after_s,
+                    restored_tokens=expectation.restored_tokens,
                     restorable=self._performer.restorable(expectation),
                 )
             )
@@ -220,6 +222,7 @@ class Actor:
                 self._refuse(expectation, ActionKind.HOLD, decision.reason)
             elif decision.again_in_s is not None:
                 self._look_again_in(decision.again_in_s)
+        return sum(context.room_tokens for context in waiting)
 
     def _look_again_at(self, expectation: Expectation, action_s: float | None) -> None:
         """Evaluate once more when a call that was to come any moment is well overdue: it may stay away for long."""

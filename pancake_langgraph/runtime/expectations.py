@@ -18,10 +18,8 @@ from pancake_langgraph.runtime.handles import Handle
 MAX_PER_PLACE = 64
 #: `Place.around` of a predicted call whose task ids are not known yet.
 ANYWHERE = "*"
-#: From this chance on an expected call is sure enough to hold room that others might use.
+#: From this chance on what is brought up for an expected call is held as well.
 SURE = 0.9
-#: Predictions from these go as far as the present state of the thread does: what comes behind is not written yet.
-_AS_FAR_AS_THE_STATE = frozenset({Source.DECLARED, Source.CODE, Source.STATE})
 
 
 class Cause(StrEnum):
@@ -49,7 +47,9 @@ class Expectation:
 
     `prefix` is what to hold or warm: whole blocks plus, where one is known, a single token past the edge, so that a
     request that finds every block resident computes one token and not a block.  `edge_tokens` is the block edge.
-    `restored_after_s` is how long it had waited when a request was last begun to bring back what the pool had lost.
+    When a request last brought back `restored_tokens` that the pool had lost, it had waited for `restored_after_s`;
+    the tier was asked to lift its first `lifted_tokens`.  `is_whole` says that it begins with all that its thread has
+    read and written.
     `computing` says that the work under way computes and does not only copy; `barred` that the engine refused it;
     `is_branch` that it is one of several ways the graph may take next.  `source` says where a predicted prompt comes
     from, `stop` why it ends where it ends, `is_cut` that it ends inside a message; `num_between` nodes that had not
@@ -75,6 +75,9 @@ class Expectation:
     restorable: bool = False
     used_at_allocated_tokens: int | None = None
     restored_after_s: float | None = None
+    restored_tokens: int = 0
+    lifted_tokens: int = 0
+    is_whole: bool = False
     task: asyncio.Task[None] | None = None
     computing: bool = False
     handles: list[Handle] = field(default_factory=list)
@@ -104,11 +107,6 @@ class Expectation:
     def is_sure(self) -> bool:
         """Whether the call comes, as far as anybody can know."""
         return self.cause is Cause.RESUME or self.p_next >= SURE
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether what the call reads behind what is expected is new, so that no tier can have it."""
-        return self.cause is Cause.RESUME or self.source in _AS_FAR_AS_THE_STATE
 
     def copy(self) -> ExpectedCall:
         """Return what others may know of it."""

@@ -19,7 +19,7 @@ from pancake_langgraph.engines.pool_hints import HintAnswer, HoldHint, PoolHints
 from pancake_langgraph.ledger import HintAnswered
 from pancake_langgraph.plan import hold_priority, hold_ttl_s
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
-from pancake_langgraph.runtime.expectations import Expectation
+from pancake_langgraph.runtime.expectations import Cause, Expectation
 from pancake_langgraph.runtime.state import State
 
 #: Releases and retirements that wait for a carrier, each; the oldest fall out and lapse by themselves.
@@ -111,7 +111,7 @@ class HintDesk:
             expectation.pool_hint_id,
             expectation.edge_tokens,
             hold_ttl_s(eta_s, longest_s=self._state.settings.action_ttl_s),
-            hold_priority(eta_s),
+            hold_priority(eta_s, is_foretold=expectation.cause is Cause.SUCCESSOR),
             is_whole=expectation.is_whole,
         )
         is_clipped = is_answered and expectation.pool_held_tokens < expectation.edge_tokens
@@ -140,15 +140,20 @@ class HintDesk:
             self.let_go(expectation)
 
     def let_go(self, expectation: Expectation) -> None:
-        """Release what was held for a call that has come and ended, or will not come."""
-        if expectation.pool_hint_id is not None and expectation.pool_held_until_s is not None:
+        """Release what was held for a call that has come and ended, or will not come.
+
+        So is what the engine was asked to hold by a request whose answer was not waited for.
+        """
+        if expectation.pool_hint_id is None:
+            return
+        if expectation.pool_held_until_s is not None:
             expectation.pool_held_until_s = None
             if expectation.prefix is not None:
                 of_run = self._of_run.setdefault(expectation.run_id, OrderedDict())
                 of_run[expectation.pool_hint_id] = (expectation.agent, expectation.prefix)
                 _bound(of_run, MAX_WAITING)
                 _bound(self._of_run, MAX_REMEMBERED)
-            self.call_over(expectation.pool_hint_id)
+        self.call_over(expectation.pool_hint_id)
 
     def run_ended(self, run_id: UUID, *, is_over: bool) -> None:
         """Take in the end of a run; when its thread is over, what was held for it shall go first.

@@ -86,18 +86,11 @@ class Performer:
             reason=reason,
         )
         handle.resident_tokens = max(expectation.edge_tokens - missing_tokens, 0)
-        # A block or less is what an answer's end is rendered to, which no tier has.  What was brought back before in
-        # this wait lies in the tier's memory: no disk has to be asked for it.
-        block_tokens = state.resolved.block_size_tokens if state.resolved is not None else 0
-        brings_back = kind is ActionKind.WARM and missing_tokens > block_tokens
-        lifts = brings_back and expectation.restored_after_s is None
-        if brings_back:
-            expectation.restored_after_s = state.clock.now_s() - expectation.created_at_s
         state.handles.submit(handle, reason)
         expectation.computing = computing
         self._inflight += 1
         expectation.task = asyncio.get_running_loop().create_task(
-            self._perform(expectation, handle, expectation.prefix, lifts=lifts), name=f"pancake-{handle.action_id}"
+            self._perform(expectation, handle, expectation.prefix), name=f"pancake-{handle.action_id}"
         )
         self._tasks.add(expectation.task)
         expectation.task.add_done_callback(lambda task: self._ended(task, expectation, handle))
@@ -111,7 +104,7 @@ class Performer:
             self.settle(handle, Outcome.WASTED, "cancelled before it was sent")
             self._on_end()
 
-    async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix, *, lifts: bool) -> None:
+    async def _perform(self, expectation: Expectation, handle: Handle, prefix: TokenPrefix) -> None:
         state = self._state
         handle.started = True
         missing_tokens = handle.num_tokens - handle.resident_tokens
@@ -119,13 +112,16 @@ class Performer:
         self._span(handle, SpanStatus.OK, ended=False)
         status = SpanStatus.OK
         try:
-            if lifts:
+            if self._needs_lift(expectation, handle, missing_tokens):
                 await self._prefetch(expectation, prefix)
             report = await asyncio.wait_for(
                 self._carry(expectation, handle, prefix), timeout=state.settings.warm_deadline_s
             )
             now_s = state.clock.now_s()
             self._times.note(work, num_tokens=missing_tokens, elapsed_s=now_s - started_at_s, now_s=now_s)
+            if work is Work.RESTORE:
+                expectation.restored_after_s = started_at_s - expectation.created_at_s
+                expectation.restored_tokens = missing_tokens
             if report.cached_tokens is not None:
                 handle.computed_tokens = report.prompt_tokens - report.cached_tokens
             residency = await self._engine.residency(prefix)
@@ -182,6 +178,15 @@ class Performer:
             return None
         return max(residency.resident_tokens - handle.resident_tokens, 0) if residency.known else None
 
+    def _needs_lift(self, expectation: Expectation, handle: Handle, missing_tokens: int) -> bool:
+        """Whether something of a prompt may lie on the tier's disk only, as far as it was not asked for before.
+
+        A block or less is what an answer's end is rendered to, which no tier has.
+        """
+        block_tokens = self._state.resolved.block_size_tokens if self._state.resolved is not None else 0
+        is_new = expectation.edge_tokens > expectation.lifted_tokens
+        return handle.kind is ActionKind.WARM and missing_tokens > block_tokens and is_new
+
     async def _prefetch(self, expectation: Expectation, prefix: TokenPrefix) -> None:
         """Ask the tier to lift what it has from disk first; its silence only costs the lift."""
         breaker = self._state.tier_breaker
@@ -201,6 +206,7 @@ class Performer:
             found = report.found_chunks
             outcome = Outcome.USED if found else Outcome.WASTED
             reason = f"{found} of {report.total_chunks} chunks found"
+            expectation.lifted_tokens = handle.num_tokens
             breaker.succeeded()
         except TierError as exc:
             outcome, reason = Outcome.FAILED, type(exc).__name__

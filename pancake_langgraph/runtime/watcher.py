@@ -324,6 +324,7 @@ class Watcher:
             eta_at_s=self._pause_eta(call, answer),
             base_ids=call.token_ids if begins_with(prompt, call.prompt) else None,
             restorable=self._state.settings.tier_url is not None,
+            is_whole=begins_with(prompt, call.prompt),
         )
         self._successors.add(expected)
         return expected

@@ -13,14 +13,15 @@ from uuid import uuid4
 import pytest
 from langchain_core.messages import SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph
+from langgraph.graph import END, START, StateGraph
 
-from pancake_langgraph._types import HintState, HintVerb, TokenPrefix
+from pancake_langgraph._types import ActionKind, HintState, HintVerb, TokenPrefix
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.base import WarmReport
 from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
-from pancake_langgraph.engines.pool_hints import PoolHints
-from pancake_langgraph.ledger import ActionState, HintAnswered
+from pancake_langgraph.engines.pool_hints import HoldHint, PoolHints
+from pancake_langgraph.ledger import ActionRecorded, ActionState, HintAnswered
+from pancake_langgraph.plan.holding import FORETOLD_PRIORITY
 from pancake_langgraph.runtime import Runtime, attach
 from pancake_langgraph.testing.fake_server import FakeEngineServer
 from tests.contract.runtime_bed import WORDS, State, Stub, StubBed, chats, run, script, tool_loop
@@ -137,37 +138,57 @@ async def test_what_does_not_fit_under_the_cap_is_asked_once_and_then_read_again
     assert len(bed.stub.said) > 1
 
 
-def chain(bed: StubBed, pause: Any) -> Any:
-    """Return a graph of two agents with contexts of their own; the first pauses before it calls."""
+async def work_in_turns(bed: StubBed, *, ends: Iterator[bool]) -> None:
+    """Let two agents with contexts of their own work ten times; a run may end behind the first of them.
 
-    def agent(name: str, before: Any = None) -> Any:
+    Between two runs both contexts are lost; before the first agent calls there is time to bring the other one's up,
+    which is twice as long.
+    """
+
+    def agent(system: str) -> Any:
         model = bed.model()
 
         async def node(state: State) -> dict[str, Any]:
-            if before is not None:
-                await before()
-            return {"messages": [await model.ainvoke([SystemMessage(f"{name} {WORDS}"), *state["messages"]])]}
+            assert await asyncio.to_thread(bed.runtime.wait_idle)
+            return {"messages": [await model.ainvoke([SystemMessage(system), *state["messages"]])]}
 
         return node
 
     builder = StateGraph(State)
-    builder.add_node("first", agent("first", pause))
-    builder.add_node("second", agent("second"))
+    builder.add_node("first", agent(f"first {WORDS}"))
+    builder.add_node("second", agent(f"second {WORDS} {WORDS}"))
     builder.add_edge(START, "first")
-    builder.add_edge("first", "second")
-    return attach(builder.compile(checkpointer=InMemorySaver()), runtime=bed.runtime)
-
-
-async def test_what_is_brought_up_for_a_sure_successor_is_held_whole_until_it_comes(bed: StubBed) -> None:
-    graph = chain(bed, pressed(bed, 8))
-    for number in range(4):
+    builder.add_conditional_edges("first", lambda state: END if next(ends) else "second", ["second", END])
+    graph = attach(builder.compile(checkpointer=InMemorySaver()), runtime=bed.runtime)
+    for number in range(10):
         await run(graph, f"letter {number}", thread=f"t{number}")
-        assert await asyncio.to_thread(bed.runtime.wait_idle)
-    told = [hints.hold for hints in bed.stub.said if hints is not None and hints.hold is not None]
-    assert told
-    assert all(hold.is_whole and hold.ttl_s <= 60.0 for hold in told[1:])  # once its prompt's shape is known
+        await asyncio.to_thread(bed.press, prompts=4)
+
+
+def second_warmed(bed: StubBed) -> list[ActionRecorded]:
+    every = bed.actions(ActionState.SUBMITTED)
+    return [each for each in every if each.agent == "second" and each.kind is ActionKind.WARM]
+
+
+def second_held(bed: StubBed) -> list[HoldHint]:
+    holds = [hints.hold for hints in bed.stub.said if hints is not None and hints.hold is not None]
+    return [hold for hold in holds if hold.num_tokens > 250]
+
+
+async def test_what_is_brought_up_for_a_sure_successor_is_held_until_it_comes(bed: StubBed) -> None:
+    await work_in_turns(bed, ends=itertools.repeat(False))
+    holds = second_held(bed)
+    assert len(holds) >= len(second_warmed(bed)) > 0
+    assert not any(hold.is_whole for hold in holds)  # whether more of it is known, the engine sees for itself
+    assert {hold.priority for hold in holds} == {FORETOLD_PRIORITY}
     assert (HintVerb.HOLD, HintState.ACCEPTED) in answers(bed)
     assert (HintVerb.RELEASE, HintState.ACCEPTED) in answers(bed)
+
+
+async def test_what_is_brought_up_for_one_of_several_ways_is_not_held(bed: StubBed) -> None:
+    await work_in_turns(bed, ends=itertools.cycle([True, False, False, False]))
+    assert second_warmed(bed)
+    assert second_held(bed) == []
 
 
 async def test_without_pressure_nothing_is_sent(bed: StubBed) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from pancake_langgraph._types import TokenPrefix
+from pancake_langgraph._types import ActionKind, TokenPrefix
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.base import Capabilities, Recital, WarmReport
 from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
-from pancake_langgraph.ledger import BreakerChanged
+from pancake_langgraph.ledger import ActionState, BreakerChanged
 from pancake_langgraph.runtime import Runtime, attach
 from pancake_langgraph.runtime import runtime as runtime_module
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
@@ -207,7 +207,8 @@ async def test_a_disk_is_asked_once_however_often_a_context_is_lost_in_one_pause
 
         await run(attach(tool_loop(bed, pause), runtime=bed.runtime))
         assert await asyncio.to_thread(bed.runtime.wait_idle)
-        assert bed.stub.warms >= 2
+        restored = [each for each in bed.actions(ActionState.SUBMITTED) if each.kind is ActionKind.WARM]
+        assert len(restored) >= 2
     assert len(asked) == 1
 
 

@@ -94,12 +94,30 @@ def test_the_next_turn_of_a_held_thread_asks_no_cache_server_and_leaves_no_hole_
     assert written(lost) == written(answer)
 
 
-def test_a_context_that_is_not_said_to_be_whole_is_looked_for(tiny_stack: Stack) -> None:
+def test_a_context_of_which_the_cache_server_had_all_is_looked_for_unless_it_is_said_to_be_whole(
+    tiny_stack: Stack,
+) -> None:
     stack, salt = tiny_stack, f"spared {next(_NUMBERS)}"
     spared = metric(stack, "vllm:pancake_spared_lookups_total")
-    prompt = words(4_000, LENGTH)
+    prompt = [*words(4_000, LENGTH), 7]  # whole chunks, and a token that nobody looks up
     hold = {"id": salt, "num_tokens": LENGTH, "ttl_s": 300.0, "priority": 50}
-    first = complete(stack, prompt, salt, hints={"hold": hold})
-    complete(stack, [*prompt, *written(first), *words(9_000, NEW)], salt)
+    complete(stack, [*prompt, *words(9_000, NEW)], salt)
+    complete(stack, prompt, salt, hints={"hold": hold})
+    complete(stack, [*prompt, *words(9_500, NEW)], salt)
     complete(stack, words(600, LENGTH), f"{salt} other", hints={"release": [salt]})
     assert metric(stack, "vllm:pancake_spared_lookups_total") == spared
+
+
+def test_a_context_whose_end_the_cache_server_did_not_have_is_not_looked_for(tiny_stack: Stack) -> None:
+    stack, salt = tiny_stack, f"spared {next(_NUMBERS)}"
+    spared = metric(stack, "vllm:pancake_spared_lookups_total")
+    head, end = words(5_000, LENGTH), words(11_000, NEW)
+    prompt = [*head, *end, 7]
+    hold = {"id": salt, "num_tokens": LENGTH + NEW, "ttl_s": 300.0, "priority": 50}
+    complete(stack, [*head, 7], salt)
+    complete(stack, prompt, salt, hints={"hold": hold})
+    answer = complete(stack, [*prompt, *words(9_000, NEW)], salt)
+    until(lambda: metric(stack, "vllm:pancake_spared_lookups_total") == spared + 1)
+    complete(stack, words(700, LENGTH), f"{salt} other", hints={"release": [salt]})
+    press(stack)
+    assert written(complete(stack, [*prompt, *words(9_000, NEW)], salt)) == written(answer)

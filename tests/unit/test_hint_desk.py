@@ -11,7 +11,6 @@ from pancake_langgraph._types import AgentKey, Prompt, ThreadId, TokenPrefix
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.forecast import create_forecaster
 from pancake_langgraph.ledger import Ledger
-from pancake_langgraph.prompts import Source
 from pancake_langgraph.runtime.expectations import SURE, Cause, Expectation, Place
 from pancake_langgraph.runtime.hints import HintDesk
 from pancake_langgraph.runtime.state import State
@@ -56,24 +55,8 @@ def test_all_pauses_of_a_run_that_is_over_are_retired_and_not_only_the_first() -
     assert not set(hints.release) & set(held)
 
 
-@pytest.mark.parametrize(
-    ("cause", "p_next", "source", "is_sure", "is_whole"),
-    [
-        (Cause.RESUME, 0.0, None, True, True),
-        (Cause.SUCCESSOR, SURE, Source.STATE, True, True),
-        (Cause.SUCCESSOR, 1.0, Source.CODE, True, True),
-        (Cause.SUCCESSOR, 1.0, Source.DECLARED, True, True),
-        (Cause.SUCCESSOR, SURE - 0.01, Source.STATE, False, True),
-        (Cause.SUCCESSOR, 1.0, Source.THREAD, True, False),  # its last answer, which a tier may have, comes behind
-        (Cause.SUCCESSOR, 1.0, Source.HEAD, True, False),
-        (Cause.SUCCESSOR, 1.0, Source.NODE, True, False),
-        (Cause.SUCCESSOR, 1.0, None, True, False),
-    ],
-)
-def test_only_who_surely_comes_is_held_and_only_what_the_state_tells_is_whole(
-    cause: Cause, p_next: float, source: Source | None, is_sure: bool, is_whole: bool
-) -> None:
-    expectation = Expectation(
+def expected(cause: Cause, *, p_next: float = 1.0, is_whole: bool = False) -> Expectation:
+    return Expectation(
         place=Place(ThreadId("t"), "", "agent"),
         agent=AGENT,
         cause=cause,
@@ -82,10 +65,43 @@ def test_only_who_surely_comes_is_held_and_only_what_the_state_tells_is_whole(
         cache_salt=None,
         p_next=p_next,
         created_at_s=0.0,
-        source=source,
         edge_tokens=100,
+        is_whole=is_whole,
     )
-    assert (expectation.is_sure, expectation.is_whole) == (is_sure, is_whole)
-    hold = desk().compose(expectation, eta_s=1.0).hold
+
+
+def test_a_foretold_agent_stands_behind_all_that_have_paused() -> None:
+    made = desk()
+    foretold = made.compose(expected(Cause.SUCCESSOR), eta_s=0.1).hold
+    paused_long = made.compose(expected(Cause.RESUME), eta_s=50.0).hold
+    paused_unknown = made.compose(expected(Cause.RESUME), eta_s=None).hold
+    own = made.for_call(uuid4()).hold
+    assert foretold is not None
+    for other in (paused_long, paused_unknown, own):
+        assert other is not None
+        assert foretold.priority < other.priority
+
+
+def test_only_what_begins_with_all_that_a_thread_has_read_is_said_to_be_whole() -> None:
+    for is_whole in (True, False):
+        hold = desk().compose(expected(Cause.RESUME, is_whole=is_whole), eta_s=1.0).hold
+        assert hold is not None
+        assert hold.is_whole is is_whole
+
+
+def test_what_the_engine_was_asked_to_hold_is_released_also_without_its_answer() -> None:
+    made, expectation = desk(), expected(Cause.SUCCESSOR)
+    hold = made.compose(expectation, eta_s=1.0).hold
     assert hold is not None
-    assert hold.is_whole is is_whole
+    made.let_go(expectation)
+    assert made.for_call(uuid4()).release == (hold.hint_id,)
+
+
+@pytest.mark.parametrize(
+    ("cause", "p_next", "is_sure"),
+    [(Cause.RESUME, 0.0, True), (Cause.SUCCESSOR, SURE, True), (Cause.SUCCESSOR, SURE - 0.01, False)],
+)
+def test_who_has_paused_comes_back_and_others_come_when_the_chance_says_so(
+    cause: Cause, p_next: float, is_sure: bool
+) -> None:
+    assert expected(cause, p_next=p_next).is_sure is is_sure

@@ -386,6 +386,21 @@ def test_a_part_of_a_context_is_not_known_as_whole() -> None:
     assert engine.book.whole_behind(chain("a", 5), 5) is None
 
 
+def test_a_context_can_be_said_to_be_whole_later_unless_some_of_it_is_not_held() -> None:
+    engine, cap = fresh(), NUM_BLOCKS // 2
+    engine.read(chain("a", 5))
+    engine.book.hold(Hold("a", 10**9, 60.0, 50), chain("a", 5), now_s=engine.now_s)
+    engine.book.say_whole("a")
+    engine.book.say_whole("nobody")
+    assert engine.book.whole_behind(chain("a", 5), 5) == "a"
+    engine.read(chain("c", cap + 2))
+    engine.book.hold(Hold("c", 10**9, 60.0, 60), chain("c", cap + 2), now_s=engine.now_s)
+    engine.book.say_whole("c")  # it was clipped
+    engine.book.say_whole("a")  # its end has made way
+    assert engine.book.whole_behind(chain("c", cap), cap) is None
+    assert engine.book.whole_behind(chain("a", 5), 5) is None
+
+
 def test_a_context_that_was_clipped_released_or_has_lapsed_is_not_known_as_whole(whole: Engine) -> None:
     whole.book.release("a")
     assert whole.book.whole_behind(chain("a", 5), 5) is None

@@ -2,12 +2,14 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pancake_langgraph.retrieval import prefetch
 from pancake_langgraph.retrieval.base import Vector
 from pancake_langgraph.retrieval.draft import DraftSettings
 from pancake_langgraph.retrieval.partitions import PartitionId, PrefetchesPartitions
@@ -122,6 +124,37 @@ def test_a_search_that_comes_first_makes_its_draft_void(shelves: Shelves, prefet
     prefetcher.wait_idle(LIMIT_S)
     assert not near(shelves, vector(1)) - near(shelves, vector(9)) - near(shelves, vector(2)) & shelves.warm_ids
     assert (prefetcher.stats().overtaken, prefetcher.stats().hints) == (1, 1)
+
+
+def test_no_search_has_to_wait_for_what_is_learnt_from_it(
+    shelves: Shelves, prefetcher: PartitionPrefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "_SETTLE_S", 1000.0)
+    prefetcher.expect("a", vector(1))
+    assert prefetcher.wait_idle(LIMIT_S)
+    prefetcher.searched("a", vector(1))
+    assert prefetcher.stats().searches == 0
+    prefetcher.expect("b", vector(2))  # what is planned now is planned with what that search has told
+    for _ in range(1000):
+        if prefetcher.stats().hints == 2:
+            break
+        time.sleep(0.01)
+    assert (prefetcher.stats().searches, prefetcher.stats().hints) == (1, 2)
+    prefetcher.searched("b", vector(2))
+    assert prefetcher.wait_idle(LIMIT_S)
+    assert prefetcher.stats().searches == 2
+
+
+def test_what_a_search_tells_is_looked_at_without_being_asked_for(
+    prefetcher: PartitionPrefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "_SETTLE_S", 0.02)
+    prefetcher.searched("a", vector(1))
+    for _ in range(1000):
+        if prefetcher.stats().searches:
+            break
+        time.sleep(0.01)
+    assert prefetcher.stats().searches == 1
 
 
 def test_the_rest_of_a_draft_is_given_up_when_its_search_comes() -> None:

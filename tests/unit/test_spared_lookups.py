@@ -20,6 +20,12 @@ class Book:
     block_size_tokens = SIZE
     held = "h"
 
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say_whole(self, hint_id: str) -> None:
+        self.said.append(hint_id)
+
     def whole_behind(self, hashes: Sequence[str], num_blocks: int) -> str | None:
         return self.held if num_blocks >= 4 else None
 
@@ -78,8 +84,10 @@ class Connector(SparedLookupMixin, Asked):
         )
         return request, self.get_num_new_matched_tokens(request, num_tokens)
 
-    def serve(self, name: str, num_tokens: int, *, stored: int | None = None) -> None:
+    def serve(self, name: str, num_tokens: int, *, stored: int | None = None, found: int = 0, prompt: int = 0) -> None:
         request, _ = self.ask(name, num_tokens)
+        request.num_prompt_tokens = prompt
+        self.request_trackers[name].num_lmcache_hit_tokens = found
         if stored is not None:
             self.request_trackers[name].num_stored_tokens = stored
         self.request_finished(request, [])
@@ -152,6 +160,35 @@ def test_another_lmcache_is_asked_as_it_wants_to_be(connector: Connector) -> Non
 def test_a_request_with_much_behind_its_context_is_looked_up(connector: Connector) -> None:
     assert connector.ask("short", 4 * SIZE, num_new=MAX_NEW_TOKENS)[1] == (0, False)
     assert connector.ask("long", 4 * SIZE, num_new=MAX_NEW_TOKENS + 1)[1] == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "found", "prompt", "is_new"),
+    [
+        (SIZE, 3 * SIZE, 4 * SIZE + 1, True),
+        (SIZE, 0, 4 * SIZE + 1, True),
+        (SIZE, 4 * SIZE, 4 * SIZE + 1, False),  # all of it was found: more may lie behind
+        (SIZE, 3 * SIZE, 4 * SIZE, False),  # nobody looks up a prompt's last token
+        (3 * SIZE, 3 * SIZE, 5 * SIZE, False),  # what is no whole chunk is nowhere
+        (3 * SIZE, 0, 5 * SIZE, True),
+    ],
+)
+def test_what_is_behind_a_context_that_was_not_found_whole_is_new(
+    chunk: int, found: int, prompt: int, is_new: bool
+) -> None:
+    connector = Connector()
+    connector.scheduler_adapter.lmcache_tokens_per_chunk = chunk
+    connector.serve("first", 0, found=found, prompt=prompt)
+    assert connector._hints.book.said == (["h"] if is_new else [])
+
+
+def test_another_lmcache_tells_of_nothing_that_it_would_be_new() -> None:
+    connector = Connector()
+    request, _ = connector.ask("first", 0)
+    request.num_prompt_tokens = 4 * SIZE
+    del connector.request_trackers["first"].num_lmcache_hit_tokens
+    connector.request_finished(request, [])
+    assert connector._hints.book.said == []
 
 
 def test_without_hints_everything_is_looked_up(connector: Connector) -> None:
