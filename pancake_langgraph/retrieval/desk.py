@@ -214,7 +214,7 @@ class Desk:
         """Return what is known, and the places of what has to be searched for."""
         if (prefetcher := self._prefetcher) is not None:
             for agent, query in zip(agents, queries, strict=False):
-                prefetcher.searched(agent, query.vector)
+                prefetcher.searched(agent, query.vector, query=query)
         found: list[list[Hit]] = [[] for _ in queries]
         if cache is None:
             return found, dict.fromkeys(range(len(queries)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
 
-from pancake_langgraph.retrieval.base import Vector
+from pancake_langgraph.retrieval.base import Query, Vector, VectorEngine
 from pancake_langgraph.retrieval.draft import DraftSettings, Outlook, WarmPlan, waiting_drafts
 from pancake_langgraph.retrieval.partitions import Partition, PrefetchesPartitions
 
@@ -95,6 +95,7 @@ class PartitionPrefetcher:
         self._outlook = Outlook(settings)
         self._hints: OrderedDict[str, list[str] | list[Vector | None]] = OrderedDict()
         self._searches: deque[_Search] = deque()
+        self._asked: OrderedDict[str, Query] = OrderedDict()
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -112,11 +113,19 @@ class PartitionPrefetcher:
         """Take in that an agent will search soon, for something like `vector` where that is known."""
         self._hint(agent, lambda waiting: [vector])
 
-    def searched(self, agent: str, vector: Vector) -> None:
-        """Take in what an agent searches for; to be called right before the search."""
+    def searched(self, agent: str, vector: Vector, *, query: Query | None = None) -> None:
+        """Take in what an agent searches for; to be called right before the search.
+
+        In which view its next ones will be, and for how many items, is told by the whole `query`.
+        """
         if not self._is_here:
             return
         with self._changed:
+            if query is not None:
+                self._asked[agent] = query
+                self._asked.move_to_end(agent)
+                if len(self._asked) > self._settings.max_agents:
+                    self._asked.popitem(last=False)
             if agent in self._hints:
                 del self._hints[agent]
                 self._count(overtaken=1)
@@ -259,6 +268,17 @@ class PartitionPrefetcher:
             hint = self._embed(hint)
         plan = self._outlook.expect(agent, hint, self._engine.partitions, text=text or "")
         self._follow(plan, agent, text)
+        if hint is not None and isinstance(self._engine, VectorEngine) and not self._is_over(agent, text):
+            self._rehearse(self._engine, agent, hint)
+
+    def _rehearse(self, engine: VectorEngine, agent: str, vector: Vector) -> None:
+        """Search for what is drafted, so that what a search reads besides partitions is in memory as well.
+
+        That are the documents of what it finds.  The answer is thrown away.
+        """
+        with self._changed:
+            like = self._asked.get(agent, Query(vector))
+        engine.search([replace(like, vector=vector)])
 
     def _follow(self, plan: WarmPlan, agent: str | None, text: str | None = None) -> None:
         """Do what is planned, for as long as the agent it is for has neither searched nor changed its mind."""

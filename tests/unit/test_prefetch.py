@@ -3,14 +3,14 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pancake_langgraph.retrieval import prefetch
-from pancake_langgraph.retrieval.base import Vector
+from pancake_langgraph.retrieval.base import Hit, Query, Vector, View
 from pancake_langgraph.retrieval.draft import DraftSettings
 from pancake_langgraph.retrieval.partitions import PartitionId, PrefetchesPartitions
 from pancake_langgraph.retrieval.prefetch import PartitionPrefetcher
@@ -143,6 +143,40 @@ def test_no_search_has_to_wait_for_what_is_learnt_from_it(
     prefetcher.searched("b", vector(2))
     assert prefetcher.wait_idle(LIMIT_S)
     assert prefetcher.stats().searches == 2
+
+
+class Library(Shelves):
+    """Shelves that can be searched, and keep what for."""
+
+    dim = 8
+
+    def __init__(self) -> None:
+        super().__init__(64, 8)
+        self.asked: list[Query] = []
+
+    def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
+        self.asked += queries
+        return [[] for _ in queries]
+
+    put = delete = get = items = namespaces = stats = close = lambda self, *args, **kwargs: None
+
+
+def test_what_a_search_reads_besides_partitions_is_read_ahead_in_the_agents_own_view() -> None:
+    library, view = Library(), View(prefixes=(("notes",),))
+    with PartitionPrefetcher(
+        library, DraftSettings(budget_bytes=1 << 20), embed=lambda text: vector(len(text))
+    ) as made:
+        made.draft("a", "find")
+        assert made.wait_idle(LIMIT_S)
+        made.searched("a", vector(4), query=Query(vector(4), view, limit=3))
+        made.draft("a", "and this")
+        made.expect("b", vector(7))
+        assert made.wait_idle(LIMIT_S)
+        assert made.stats().failures == 0
+    first, *more = library.asked
+    assert (first.view, first.limit) == (View(), 10)
+    assert sorted((len(one.view.prefixes[0]), one.limit) for one in more) == [(0, 10), (1, 3)]
+    assert np.array_equal(first.vector, vector(4))
 
 
 def test_what_a_search_tells_is_looked_at_without_being_asked_for(
