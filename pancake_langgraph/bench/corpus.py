@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import shutil
 import subprocess
 import sysconfig
@@ -17,6 +18,8 @@ from typing import Final
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.config.folders import cache_dir as default_cache_dir
 from pancake_langgraph.retrieval.texts import Document, chunks, read_documents, text_files
+
+logger = logging.getLogger(__name__)
 
 #: Documentation on programming, systems and databases, tens of thousands of chunks together.
 DEBIAN_PACKAGES: Final = (
@@ -78,7 +81,7 @@ def load_corpus(
         ConfigError: if there is less text than asked for.
     """
     if folder is not None:
-        return _take(_mixed(folder), num_chunks, f"the folder {folder.name}", on_progress)
+        return _take(_mixed(folder, say=logger.warning), num_chunks, f"the folder {folder.name}", on_progress)
     fetched = _debian_folder(cache_dir or default_cache_dir(), on_progress)
     if fetched is not None:
         return _take(_mixed(fetched), num_chunks, "documentation packages of Debian", on_progress)
@@ -108,11 +111,14 @@ def _take(documents: Iterable[Document], num_chunks: int, source: str, on_progre
     )
 
 
-def _mixed(folder: Path) -> Iterator[Document]:
-    """Yield a folder's documents in an order that mixes them and is always the same."""
+def _mixed(folder: Path, *, say: Callable[[str], object] = logger.debug) -> Iterator[Document]:
+    """Yield a folder's documents in an order that mixes them and is always the same.
+
+    `say` is told of files that are left out: of packages nobody wants to know.
+    """
     files = text_files(folder)
     files.sort(key=lambda path: hashlib.blake2b(path.relative_to(folder).as_posix().encode()).digest())
-    return read_documents(folder, files)
+    return read_documents(folder, files, say=say)
 
 
 def _debian_folder(cache_dir: Path, on_progress: Progress) -> Path | None:
