@@ -16,6 +16,7 @@ from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.engines.base import Capabilities, Recital, WarmReport
 from pancake_langgraph.engines.fake import FakeEngine, FakeEngineSettings
 from pancake_langgraph.ledger import ActionState, BreakerChanged
+from pancake_langgraph.plan import holding
 from pancake_langgraph.runtime import Runtime, attach
 from pancake_langgraph.runtime import runtime as runtime_module
 from pancake_langgraph.testing.bridged_engine import BridgedEngine
@@ -189,7 +190,10 @@ async def test_the_codec_of_an_agents_kv_goes_with_its_warm_requests_and_prefetc
     assert set(asked) == {("prefetch", "tenant!int4"), ("warm", "tenant!int4")}
 
 
-async def test_a_disk_is_asked_once_however_often_a_context_is_lost_in_one_pause() -> None:
+async def test_a_disk_is_asked_once_however_often_a_context_is_lost_in_one_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(holding, "RESTORE_AGAIN_FACTOR", 1.0)  # at once, however long that took
     asked: list[TokenPrefix] = []
 
     class Watched(Memory):
