@@ -310,6 +310,7 @@ class Watcher:
         if found is None or answer.tool_calls[0]["name"] in self._state.handoff_tools.get(call.graph_id, ()):
             return None
         agent, prompt, full = found
+        is_whole = begins_with(prompt, call.prompt)
         expected = Expectation(
             place=call.place,
             agent=agent,
@@ -322,9 +323,9 @@ class Watcher:
             p_next=1.0,
             created_at_s=self._state.clock.now_s(),
             eta_at_s=self._pause_eta(call, answer),
-            base_ids=call.token_ids if begins_with(prompt, call.prompt) else None,
+            base_ids=call.token_ids if is_whole else None,
             restorable=self._state.settings.tier_url is not None,
-            is_whole=begins_with(prompt, call.prompt),
+            is_whole=is_whole,
         )
         self._successors.add(expected)
         return expected
