@@ -36,7 +36,7 @@ DUE_S = 1.0
 #: Priority of a hold for a context of which nobody knows when it comes back; 100 is for one due now.
 UNKNOWN_ETA_PRIORITY = 50
 #: A context whose agent is only foretold stands behind all whose agents have paused.
-FORETOLD_PRIORITY = 40
+FORETOLD_PRIORITY = 0
 
 
 class HoldVerb(StrEnum):

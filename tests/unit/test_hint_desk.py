@@ -73,7 +73,7 @@ def expected(cause: Cause, *, p_next: float = 1.0, is_whole: bool = False) -> Ex
 def test_a_foretold_agent_stands_behind_all_that_have_paused() -> None:
     made = desk()
     foretold = made.compose(expected(Cause.SUCCESSOR), eta_s=0.1).hold
-    paused_long = made.compose(expected(Cause.RESUME), eta_s=50.0).hold
+    paused_long = made.compose(expected(Cause.RESUME), eta_s=99.0).hold
     paused_unknown = made.compose(expected(Cause.RESUME), eta_s=None).hold
     own = made.for_call(uuid4()).hold
     assert foretold is not None
