@@ -107,6 +107,10 @@ class ModelFilesError(PancakeError):
     """Model files are missing, damaged or not what was expected."""
 
 
+class DeviceFull(PancakeError, MemoryError):
+    """What is to be put on a device would pass the limit of a `DeviceBudget`; nothing was put there."""
+
+
 class RuntimeClosed(PancakeError, RuntimeError):
     """A runtime was asked for something after it was closed."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from langgraph.store.base import BaseStore, IndexConfig, Op, Result, TTLConfig
 from langgraph.store.base.embed import ensure_embeddings
 
+from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.base import Namespace, Vector, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk
 from pancake_langgraph.retrieval.opening import Access, OnCorrupt
@@ -50,6 +51,7 @@ class PancakeStore(OverCore, BaseStore):
         ttl: TTLConfig | None = None,
         fingerprint: Callable[[], str | None] | str | None = None,
         cache_s: float | None = None,
+        device_budget: DeviceBudget | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Describe a store.
@@ -67,6 +69,7 @@ class PancakeStore(OverCore, BaseStore):
                 from what the embedder answers by default.
             cache_s: Results are given again for so many seconds, unless something was written that may change them;
                 `None` keeps none.
+            device_budget: Counts what the embedder's weights, and the index at `path`, take of devices.
             clock: Seconds since the epoch.
 
         Raises:
@@ -85,6 +88,7 @@ class PancakeStore(OverCore, BaseStore):
             dim=dims,
             fingerprint=fingerprint,
             cache_s=cache_s,
+            device_budget=device_budget,
             clock=clock,
         )
         self._write_lock = threading.Lock()

@@ -16,6 +16,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from pancake_langgraph._errors import ConfigError, InvalidQuery
+from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Namespace, Query, Vector, VectorEngine, View
 from pancake_langgraph.retrieval.diversity import diverse
 from pancake_langgraph.retrieval.documents import DOCUMENTS, document_value, metadata_filter
@@ -59,6 +60,7 @@ class PancakeVectorStore(OverCore, VectorStore):
         allowed: Collection[str] | None = None,
         fingerprint: Callable[[], str | None] | str | None = None,
         cache_s: float | None = None,
+        device_budget: DeviceBudget | None = None,
     ) -> None:
         """Describe a store.
 
@@ -77,6 +79,7 @@ class PancakeVectorStore(OverCore, VectorStore):
                 from what the embedder answers by default.
             cache_s: Results are given again for so many seconds, unless something was written that may change them;
                 `None` keeps none.
+            device_budget: Counts what the embedder's weights, and the index at `path`, take of devices.
 
         Raises:
             ConfigError: if an argument is not usable, or does not go with another.
@@ -92,6 +95,7 @@ class PancakeVectorStore(OverCore, VectorStore):
             access=access,
             fingerprint=fingerprint,
             cache_s=cache_s,
+            device_budget=device_budget,
         )
         self._embedding = embedding
         self._agent: str | None = None

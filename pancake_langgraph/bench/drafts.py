@@ -150,7 +150,7 @@ def _steps(
     if arm in DRAFT_WORDS:
         asked = sorted({query for part in parts for query in part})
         texts = [first_words(vectors.query_texts[query], DRAFT_WORDS[arm]) for query in asked]
-        found = embedded(texts, embed, on_progress, name="minilm", folder=cache_dir() / "bench")
+        found = embedded(texts, embed, on_progress, folder=cache_dir() / "bench")
         drafts = dict(zip(asked, found, strict=True))
     return [
         [Step(f"agent {place % AGENTS}", drafts.get(query), vectors.queries[query]) for place, query in enumerate(part)]
@@ -209,7 +209,7 @@ def _notes(plan: DraftPlan, vectors: VectorSet, settings: DraftSettings) -> tupl
     return (
         *(f"{arm}: {DRAFT_ARM_TEXT[arm]}." for arm in plan.arms),
         (
-            f"{AGENTS} agents by turns over {vectors.source}, embedded by all-MiniLM-L6-v2; a search needs the "
+            f"{AGENTS} agents by turns over {vectors.source}, embedded by {vectors.embedder}; a search needs the "
             f"{settings.per_query} nearest partitions."
         ),
         (

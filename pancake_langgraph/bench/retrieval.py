@@ -123,7 +123,7 @@ def prepared_set(chunks: int, corpus: Path | None, embed: Embed, on_progress: Pr
     """Return the real set, embedded now or before."""
     text = load_corpus(chunks, on_progress, folder=corpus)
     on_progress(f"corpus: {chunks:,} chunks of {text.source}")
-    return real_set(text, embed, on_progress, name="minilm", folder=cache_dir() / "bench")
+    return real_set(text, embed, on_progress, folder=cache_dir() / "bench")
 
 
 def _sets(
@@ -214,7 +214,7 @@ def _notes(plan: RetrievalPlan, real: VectorSet, arms: Sequence[SearchArm], core
     pinned = "on one core that all threads were held on" if core is not None else "with one thread per library"
     return (
         *(f"{arm}: {SEARCH_ARM_TEXT[arm]}." for arm in arms),
-        f"Real set: {real.source}, embedded by all-MiniLM-L6-v2; queries are {len(real.queries):,} held-out places.",
+        f"Real set: {real.source}, embedded by {real.embedder}; queries are {len(real.queries):,} held-out places.",
         f"Arms named {LARGE} ran on {plan.large_rows:,} vectors: the real ones, and mixes of neighbors with noise.",
         f"One search after the other, {pinned}; {_AGENTS} agents by turns, each walking through documents.",
         f"recall counts the true {K} nearest; arms with a knob were set to {TARGET_RECALL} on other queries.",

@@ -106,9 +106,7 @@ def _known(plan: NodePlan, vectors: VectorSet, embed: Embed, on_progress: Progre
     chosen = [text for repeat in range(plan.repeats) for text in _texts(plan, vectors, repeat)]
     for words in _SWEEP_WORDS if plan.sweep_repeats else ():
         drafts = sorted({first_words(text, words) for text in chosen})
-        known |= zip(
-            drafts, embedded(drafts, embed, on_progress, name="minilm", folder=cache_dir() / "bench"), strict=True
-        )
+        known |= zip(drafts, embedded(drafts, embed, on_progress, folder=cache_dir() / "bench"), strict=True)
     return known
 
 

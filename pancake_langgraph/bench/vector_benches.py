@@ -75,7 +75,7 @@ def retrieval(options: BenchOptions, on_progress: Progress) -> BenchResult:
         arms=chosen_arms(tuple(SearchArm), options.arms),
         corpus=options.corpus,
     )
-    return run_retrieval(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener("none", "manual"))
+    return run_retrieval(plan, on_progress, embed=_embedder(options), open_engine=_opener("none", "manual"))
 
 
 def agent_memory(options: BenchOptions, on_progress: Progress, *, model: tuple[str, str] | None = None) -> BenchResult:
@@ -93,7 +93,7 @@ def agent_memory(options: BenchOptions, on_progress: Progress, *, model: tuple[s
         arms=chosen_arms(tuple(MemoryArm), options.arms),
         corpus=options.corpus,
     )
-    found = run_agent_memory(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener)
+    found = run_agent_memory(plan, on_progress, embed=_embedder(options), open_engine=_opener)
     return found if model is None else _with_model(found, options, on_progress, model)
 
 
@@ -106,7 +106,7 @@ def retrieval_load(options: BenchOptions, on_progress: Progress) -> BenchResult:
         arms=chosen_arms(tuple(LoadArm), options.arms),
         corpus=options.corpus,
     )
-    return run_retrieval_load(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener("none", "manual"))
+    return run_retrieval_load(plan, on_progress, embed=_embedder(options), open_engine=_opener("none", "manual"))
 
 
 def drafts(options: BenchOptions, on_progress: Progress) -> BenchResult:
@@ -119,7 +119,7 @@ def drafts(options: BenchOptions, on_progress: Progress) -> BenchResult:
         with_sweep=options.sweep_repeats > 0,
         corpus=options.corpus,
     )
-    return run_drafts(plan, on_progress, embed=_Embedder(_cores()), open_engine=_opener("none", "manual"))
+    return run_drafts(plan, on_progress, embed=_embedder(options), open_engine=_opener("none", "manual"))
 
 
 def retrieval_node(options: BenchOptions, on_progress: Progress, start_engine: StartEngine) -> BenchResult:
@@ -135,7 +135,7 @@ def retrieval_node(options: BenchOptions, on_progress: Progress, start_engine: S
     return run_retrieval_node(
         plan,
         on_progress,
-        embed=_Embedder(_cores()),
+        embed=_embedder(options),
         open_engine=_opener("none", "manual"),
         start_engine=start_engine,
     )
@@ -153,7 +153,7 @@ def _with_model(
     found: BenchResult, options: BenchOptions, on_progress: Progress, model: tuple[str, str]
 ) -> BenchResult:
     """Add the arms with a model to a result."""
-    real = prepared_set(options.chunks, options.corpus, _Embedder(_cores()), on_progress)
+    real = prepared_set(options.chunks, options.corpus, _embedder(options), on_progress)
     vectors = clustered_set(real, options.large_rows, on_progress, folder=cache_dir() / "bench")
     missing = {arm: package for arm in LiveArm if (package := live_missing_for(arm)) is not None}
     arms = [arm for arm in LiveArm if arm not in missing]
@@ -163,7 +163,7 @@ def _with_model(
             vectors,
             arms,
             on_progress,
-            embedder=_Embedder(1).model,
+            embedder=_Embedder(1, options.dtype).model,
             call_model=model_at(*model, max_tokens=_ANSWER_TOKENS),
             open_engine=_opener("group"),
             folder=folder,
@@ -198,6 +198,10 @@ def _opener(ack: Ack, merge: Literal["background", "manual"] = "background") -> 
     return open_engine
 
 
+def _embedder(options: BenchOptions) -> _Embedder:
+    return _Embedder(_cores(), options.dtype)
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -205,12 +209,18 @@ def _cores() -> int:
 class _Embedder:
     """all-MiniLM-L6-v2, loaded when the first text has to be embedded: mostly everything is in the cache."""
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, dtype: str) -> None:
         self._num_threads = num_threads
+        self._dtype: Any = dtype  # checked by `BenchOptions`
         self._model: Any = None
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return self.model.encode(texts)  # type: ignore[no-any-return] # loaded by name
+
+    @property
+    def name(self) -> str:
+        """See `vector_sets.name_of`."""
+        return "all-MiniLM-L6-v2" if self._dtype == "float32" else f"all-MiniLM-L6-v2-{self._dtype}"
 
     @property
     def model(self) -> Any:
@@ -219,7 +229,7 @@ class _Embedder:
             try:
                 from pancake_langgraph.retrieval.minilm import MiniLMEmbeddings
 
-                self._model = MiniLMEmbeddings(num_threads=self._num_threads)
+                self._model = MiniLMEmbeddings(num_threads=self._num_threads, dtype=self._dtype)
             except ImportError as exc:
                 raise ConfigError(
                     f"the embedder needs the package {exc.name}, which is not installed; pip install torch transformers"

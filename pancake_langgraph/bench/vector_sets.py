@@ -21,7 +21,7 @@ from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench.corpus import Corpus, Progress
 from pancake_langgraph.weights._folder import file_sha256, folder_lock
 
-#: What embeds texts: vectors of length one, float32, in the order of the texts.
+#: What embeds texts: vectors of length one, float32, in the order of the texts.  See `name_of`.
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 Vectors = NDArray[np.float32]
 
@@ -45,8 +45,9 @@ class VectorSet:
 
     `key` names `base` and nothing else, for what is made of it and kept.
 
-    `texts`, `query_texts` and `insert_texts` are what the vectors were made of; `texts` has only those rows that come
-    from text.  `documents[i]` numbers the document of query `i`; queries of one document are neighbors, in its order.
+    `embedder` names what made them.  `texts`, `query_texts` and `insert_texts` are what the vectors were made of;
+    `texts` has only those rows that come from text.  `documents[i]` numbers the document of query `i`; queries of one
+    document are neighbors, in its order.
     """
 
     name: str
@@ -59,6 +60,7 @@ class VectorSet:
     insert_texts: Sequence[str]
     documents: NDArray[np.int64]
     source: str
+    embedder: str
 
     @property
     def dim(self) -> int:
@@ -66,13 +68,14 @@ class VectorSet:
         return int(self.base.shape[1])
 
 
-def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, name: str, folder: Path) -> VectorSet:
-    """Return a corpus as vectors; `name` names the embedder in file names, `folder` keeps what was embedded."""
+def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, folder: Path) -> VectorSet:
+    """Return a corpus as vectors; `folder` keeps what was embedded."""
+    name = name_of(embed)
     base_rows, query_rows = _roles(corpus)
     query_texts = [first_words(corpus.texts[row], QUERY_WORDS) for row in query_rows]
     every = [*corpus.texts, *query_texts]
     digest = hashlib.sha256("\n".join([corpus.digest, *query_texts]).encode()).hexdigest()[:16]
-    vectors = embedded(every, embed, on_progress, name=name, folder=folder, digest=digest)
+    vectors = embedded(every, embed, on_progress, folder=folder, digest=digest)
     texts = len(corpus.texts)
     return VectorSet(
         name="real",
@@ -85,19 +88,25 @@ def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, name: str, 
         insert_texts=[corpus.texts[row + 1] for row in query_rows],
         documents=np.array(corpus.documents, dtype=np.int64)[query_rows],
         source=f"{len(base_rows):,} chunks of {corpus.source}",
+        embedder=name,
     )
 
 
+def name_of(embed: Embed) -> str:
+    """Return what tells an embedder's vectors from those of another one: its `name`, if it has one."""
+    return str(getattr(embed, "name", "unnamed"))
+
+
 def embedded(
-    texts: Sequence[str], embed: Embed, on_progress: Progress, *, name: str, folder: Path, digest: str | None = None
+    texts: Sequence[str], embed: Embed, on_progress: Progress, *, folder: Path, digest: str | None = None
 ) -> Vectors:
-    """Return texts as vectors, embedded now or before; `name` and `folder` are those of `real_set`.
+    """Return texts as vectors, embedded now or before; `folder` is that of `real_set`.
 
     `digest` tells these texts from others; by default it is taken from them.
     """
     digest = digest or hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     return _kept(
-        folder / f"{name}-{digest}",
+        folder / f"{name_of(embed)}-{digest}",
         len(texts),
         lambda start, stop: embed(texts[start:stop]),
         on_progress,
@@ -161,6 +170,7 @@ def clustered_set(real: VectorSet, rows: int, on_progress: Progress, *, folder: 
         insert_texts=real.insert_texts,
         documents=real.documents,
         source=f"{len(real.base):,} real vectors and {max(0, rows - len(real.base)):,} mixes of neighbors with noise",
+        embedder=real.embedder,
     )
 
 

@@ -16,6 +16,9 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pancake_langgraph._errors import DeviceFull
+from pancake_langgraph.plan.device_budget import DeviceBudget
+
 logger = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
@@ -24,6 +27,8 @@ Rows = NDArray[np.int64]
 Near = tuple[Rows, Floats]
 #: What products of vectors of length one may differ by between devices: single precision does, TF32 and halves do not.
 TOLERANCE: Final = 1e-4
+#: The GPU, as torch names it.
+GPU: Final = "cuda:0"
 
 
 class Partitioned(Protocol):
@@ -72,12 +77,14 @@ class CoarseSearch:
     The device is chosen when the first search needs it, because looking for one means to load Faiss.
     """
 
-    def __init__(self, choose: Callable[[], CoarseDevice]) -> None:
-        """Ask `choose` once."""
+    def __init__(self, choose: Callable[[], CoarseDevice], *, budget: DeviceBudget | None = None) -> None:
+        """Ask `choose` once; centroids that `budget` has no room for stay on the CPU."""
         self._choose = choose
+        self._budget = budget
         self._chosen: CoarseDevice | None = None
         self._lock = threading.Lock()
-        self._held: weakref.WeakKeyDictionary[Partitioned, HeldCentroids] = weakref.WeakKeyDictionary()
+        #: `None` for those that there is no room for.
+        self._held: weakref.WeakKeyDictionary[Partitioned, HeldCentroids | None] = weakref.WeakKeyDictionary()
 
     @property
     def device(self) -> CoarseDevice:
@@ -96,21 +103,33 @@ class CoarseSearch:
         if hold is not None:
             try:
                 held = self._of(codes, hold)
-                if count <= held.max_count:
+                if held is not None and count <= held.max_count:
                     return _usable(held.nearest(queries, count), (len(queries), count), len(codes.centroids))
             except Exception as error:  # noqa: BLE001 - drivers fail in their own ways; counted, and the CPU does it
                 self._failed(error)
         return nearest_on_cpu(codes.centroids, queries, count)
 
-    def _of(self, codes: Partitioned, hold: Callable[[Floats], HeldCentroids]) -> HeldCentroids:
+    def _of(self, codes: Partitioned, hold: Callable[[Floats], HeldCentroids]) -> HeldCentroids | None:
         with self._lock:
-            held = self._held.get(codes)
-            if held is None:
-                held = self._held[codes] = hold(codes.centroids)
-            return held
+            if codes not in self._held:
+                self._held[codes] = hold(codes.centroids) if self._has_room(codes) else None
+            return self._held[codes]
+
+    def _has_room(self, codes: Partitioned) -> bool:
+        if self._budget is None:
+            return True
+        try:
+            self._budget.take(codes, "centroids of partitions", {GPU: codes.centroids.nbytes})
+        except DeviceFull as error:
+            logger.warning("searches for partitions of a segment stay on the CPU: %s", error)
+            return False
+        return True
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
+            if self._budget is not None:
+                for codes in tuple(self._held):
+                    self._budget.give_back(codes)
             self._held.clear()
             if self._chosen is None or self._chosen.hold is None:
                 return  # another search met it first

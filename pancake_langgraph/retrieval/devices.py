@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pancake_langgraph._errors import RetrievalError
+from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval import faiss_codes
 from pancake_langgraph.retrieval.coarse import CoarseDevice, CoarseSearch, Floats, HeldCentroids, agrees, in_short
 from pancake_langgraph.retrieval.device_memory import free_device_bytes
@@ -64,16 +65,18 @@ class FaissGpu:
         return faiss_codes.GpuCentroids(centroids)
 
 
-def coarse_search(asked: Device) -> CoarseSearch:
+def coarse_search(asked: Device, budget: DeviceBudget | None = None) -> CoarseSearch:
     """Return the coarse searches of an engine; a GPU that is insisted on is looked for now, otherwise when needed.
+
+    What they put on it counts in `budget`.
 
     Raises:
         RetrievalError: as `coarse_device`.
     """
     if asked == "gpu":
         found = coarse_device(asked)
-        return CoarseSearch(lambda: found)
-    return CoarseSearch(lambda: coarse_device(asked))
+        return CoarseSearch(lambda: found, budget=budget)
+    return CoarseSearch(lambda: coarse_device(asked), budget=budget)
 
 
 def coarse_device(asked: Device = "auto", *, gpu: Gpu | None = None) -> CoarseDevice:

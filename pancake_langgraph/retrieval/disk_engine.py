@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
+from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval import disk_items, disk_search, warming
 from pancake_langgraph.retrieval.base import EngineStats, Hit, Item, ItemId, Namespace, Query, Vector, View
 from pancake_langgraph.retrieval.checks import (
@@ -79,6 +80,7 @@ class DiskVectorEngine:
         coded_rows: int = _CODED_ROWS,
         exact_rows: int = EXACT_ROWS,
         device: Device = "auto",
+        device_budget: DeviceBudget | None = None,
         flush_after_s: float | None = 300.0,
         clock: Callable[[], float] = time.time,
         disk: Disk | None = None,
@@ -92,7 +94,7 @@ class DiskVectorEngine:
         nothing goes on in the background: flushes happen in the write that finds them due, merges in `settle` and
         `compact`.  `on_corrupt="skip"` leaves damaged parts out and names them in `damaged`; a writer gives them up
         then.  `device` is where searches look for the nearest partitions of large segments; `auto` is a GPU where a
-        trial shows that it finds the same.
+        trial shows that it finds the same; what is put there counts in `device_budget`.
 
         Raises:
             IndexLocked: if another process, or another engine of this one, writes to the index.
@@ -113,7 +115,7 @@ class DiskVectorEngine:
             checked_seconds(flush_after_s, "flush_after_s")
         self._root, self._clock, self._pid = Path(path), clock, os.getpid()
         self._damage = Damage(on_corrupt)
-        self._settings = Settings(recall, exact_rows, coarse_search(device))
+        self._settings = Settings(recall, exact_rows, coarse_search(device, device_budget))
         self._warmth = Warmth()
         self._closed = False
         dim = None if dim is None else checked_dim(dim)

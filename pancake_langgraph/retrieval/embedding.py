@@ -83,6 +83,11 @@ class BatchedEmbeddings(Embeddings):
         )
 
     @property
+    def embedder(self) -> Embeddings:
+        """Whose answers these are."""
+        return self._embedder
+
+    @property
     def dim(self) -> int | None:
         """Length of the vectors; `None` as long as it is not known."""
         return self._calls.dim

@@ -98,6 +98,10 @@ class MiniLMEmbeddings(Embeddings):
         """Return the vector of one text."""
         return self.encode([text])[0].tolist()  # type: ignore[no-any-return] # numpy says Any
 
+    def weight_bytes(self) -> dict[str, int]:
+        """Return what the weights take: they lie in this process, on the CPU."""
+        return {"cpu": sum(one.numel() * one.element_size() for one in self._model.parameters())}
+
     def _forward(self, tokens: Sequence[Sequence[int]], width: int) -> NDArray[np.float32]:
         torch = self._torch
         ids = torch.zeros((len(tokens), width), dtype=torch.long)

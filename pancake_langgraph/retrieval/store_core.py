@@ -17,6 +17,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import var_child_runnable_config
 
 from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.base import Hit, Namespace, Query, Vector, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk
 from pancake_langgraph.retrieval.draft import waiting_drafts
@@ -49,6 +50,7 @@ class StoreCore:
         fingerprint: Callable[[], str | None] | str | None = None,
         cache_s: float | None = None,
         clock: Callable[[], float] = time.time,
+        device_budget: DeviceBudget | None = None,
     ) -> None:
         """Describe what a store needs; its threads are called `name`, and arguments are those of the stores.
 
@@ -70,7 +72,15 @@ class StoreCore:
             fingerprint = self.vectorizer.fingerprint
         learn_dim = None if self.vectorizer is None else self.vectorizer.learn_dim
         self._late = LateEngine(
-            engine, path, learn_dim=learn_dim, fingerprint=fingerprint, access=access, clock=clock, cache=self.cache
+            engine,
+            path,
+            learn_dim=learn_dim,
+            fingerprint=fingerprint,
+            access=access,
+            clock=clock,
+            cache=self.cache,
+            model=None if self.vectorizer is None else self.vectorizer.model,
+            device_budget=device_budget,
         )
         self._close = functools.partial(_close_all, self.readers, self.writers, self._late, self.vectorizer)
         self._num_lost_drafts = 0

@@ -47,6 +47,11 @@ class Vectorizer:
         batched = self._given or self._batched
         return self._dim or (None if batched is None else batched.dim)
 
+    @property
+    def model(self) -> Embeddings:
+        """The embedder below all batching."""
+        return self.embeddings if self._given is None else self._given.embedder
+
     def learn_dim(self) -> int:
         """Return the length of the vectors, asking for one if no text was embedded yet.
 

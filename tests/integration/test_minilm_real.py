@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pancake_langgraph._errors import ModelFilesError
+from pancake_langgraph.retrieval.embedder_weights import weight_bytes
 from pancake_langgraph.retrieval.minilm import DIM, MiniLMEmbeddings
 from pancake_langgraph.weights import minilm
 from pancake_langgraph.weights.minilm import prepare_minilm
@@ -48,6 +50,14 @@ def test_progress_counts_every_text(embedder: MiniLMEmbeddings) -> None:
 def test_half_precision_is_near(embedder: MiniLMEmbeddings) -> None:
     rounded = MiniLMEmbeddings(prepare_minilm(), dtype="bfloat16").encode(SENTENCES)
     assert (rounded * embedder.encode(SENTENCES)).sum(1).min() > 0.999
+
+
+def test_its_weights_count_and_so_do_those_of_any_torch_module(embedder: MiniLMEmbeddings) -> None:
+    rounded = MiniLMEmbeddings(prepare_minilm(), dtype="bfloat16")
+    full = weight_bytes(embedder)["cpu"]
+    assert 85_000_000 < full == 2 * weight_bytes(rounded)["cpu"]
+    module = SimpleNamespace(client=embedder._model)
+    assert full <= weight_bytes(module)["cpu"] < full + 100_000  # with its buffers
 
 
 def test_files_are_copied_once_and_verified(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.unit.bench_kit import a_corpus, kept_engines, make_small_world
 
 @pytest.fixture
 def real(tmp_path: Path) -> VectorSet:
-    return real_set(a_corpus(), hashed, lambda _: None, name="hashed", folder=tmp_path)
+    return real_set(a_corpus(), hashed, lambda _: None, folder=tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -63,16 +63,17 @@ def test_what_was_embedded_is_kept_and_only_damaged_parts_are_made_again(
         asked.append(len(texts))
         return hashed(texts)
 
-    first = real_set(a_corpus(), embed, lambda _: None, name="hashed", folder=tmp_path)
+    first = real_set(a_corpus(), embed, lambda _: None, folder=tmp_path)
     total = len(a_corpus().texts) + len(first.queries)
     assert sum(asked) == total
     asked.clear()
     [part] = list(tmp_path.rglob("100-200.npy"))
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    again = real_set(a_corpus(), embed, lambda _: None, name="hashed", folder=tmp_path)
+    again = real_set(a_corpus(), embed, lambda _: None, folder=tmp_path)
     assert asked == [100]
     np.testing.assert_array_equal(again.base, first.base)
-    real_set(a_corpus(), embed, lambda _: None, name="other", folder=tmp_path)
+    embed.name = "another"  # type: ignore[attr-defined] # vectors of different embedders are kept apart
+    assert real_set(a_corpus(), embed, lambda _: None, folder=tmp_path).embedder == "another"
     assert sum(asked) == 100 + total
 
 
