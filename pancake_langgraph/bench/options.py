@@ -30,9 +30,9 @@ class BenchOptions:
     `runs` of every shape and `cost_runs` are for `forecast`; with `real_routers` it starts an engine for the shapes
     whose routes a model makes.  `prompts` are those of `kv-quality`.
     `chunks` of text and the folder of text (`corpus`) are for all benches of indexes; `searches` of an arm in a repeat
-    for those without an engine, `large_rows` of the large set (0 for none) for `retrieval` and `agent-memory`.  With
-    `live_s` above 0 the latter also starts an engine and lets agents work with it on the large set, so many seconds per
-    arm and repeat.  In `retrieval-node` an arm has `runs` programs in a repeat.
+    for those without an engine, `large_rows` of the large set (0 for none) for `retrieval`, `retrieval-node` and
+    `agent-memory`.  With `live_s` above 0 the latter also starts an engine and lets agents work with it on the large
+    set, so many seconds per arm and repeat.  In `retrieval-node` an arm has `runs` programs in a repeat.
     """
 
     repeats: int = 5

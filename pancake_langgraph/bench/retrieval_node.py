@@ -23,7 +23,7 @@ from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.search_arms import OpenEngine, fill_engine
 from pancake_langgraph.bench.servers import OneEngine, ServesArms
 from pancake_langgraph.bench.statistics import percentile
-from pancake_langgraph.bench.vector_sets import QUERY_WORDS, Embed, VectorSet, embedded, first_words
+from pancake_langgraph.bench.vector_sets import QUERY_WORDS, Embed, VectorSet, clustered_set, embedded, first_words
 from pancake_langgraph.config.folders import cache_dir
 from pancake_langgraph.launch.stack import EngineProcess
 from pancake_langgraph.retrieval.base import Vector
@@ -45,11 +45,13 @@ Samples = dict[str, dict[str, list[list[float]]]]
 class NodePlan:
     """What to run.
 
-    In a repeat an arm runs `programs`, one after the other, each in a thread of its own.  With `sweep_repeats`, as many
-    of them are run again for users who write only the first words of what is searched for.
+    The index is that of `large_rows` vectors, 0 for the `chunks` of text alone.  In a repeat an arm runs `programs`, one
+    after the other, each in a thread of its own.  With `sweep_repeats`, as many of them are run again for users who
+    write only the first words of what is searched for.
     """
 
     chunks: int = 100_000
+    large_rows: int = 0
     repeats: int = 5
     sweep_repeats: int = 0
     programs: int = 48
@@ -63,6 +65,10 @@ class NodePlan:
         Raises:
             ConfigError: if a value is out of range.
         """
+        if self.large_rows and self.large_rows < self.chunks:
+            raise ConfigError(
+                f"got {self.large_rows} rows for {self.chunks} chunks, allowed are as many or more, or 0 for none beside"
+            )
         if self.chunks < 500 or self.repeats < 1 or self.programs < 1 or not self.arms:
             raise ConfigError(
                 f"got {self.chunks} chunks, {self.repeats} repeats of {self.programs} programs with {len(self.arms)} "
@@ -88,16 +94,23 @@ def run_retrieval_node(
         RetrievalError: if our engine fails.
     """
     vectors = prepared_set(plan.chunks, plan.corpus, embed, on_progress)
+    if plan.large_rows:
+        vectors = clustered_set(vectors, plan.large_rows, on_progress, folder=cache_dir() / "bench")
     known = _known(plan, vectors, embed, on_progress)
     with (
         scratch_folder(plan.folder) as folder,
         closing(open_engine(folder / "pancake", vectors.dim)) as engine,
     ):
-        fill_engine(engine, vectors, on_progress, value=lambda row: {"row": row, "text": vectors.texts[row]})
+        fill_engine(engine, vectors, on_progress, value=lambda row: _document(vectors, row))
         facts = {"pancake_stats": engine_facts(engine), "source": vectors.source}
         index = ColdIndex(engine, folder, known)
         with start_engine() as served:
             return asyncio.run(_measured(plan, vectors, index, OneEngine(served), facts, on_progress))
+
+
+def _document(vectors: VectorSet, row: int) -> dict[str, Any]:
+    """Return what lies beside a vector; those that come from no text have that of another one."""
+    return {"row": row, "text": vectors.texts[row % len(vectors.texts)]}
 
 
 def _known(plan: NodePlan, vectors: VectorSet, embed: Embed, on_progress: Progress) -> dict[str, Vector]:

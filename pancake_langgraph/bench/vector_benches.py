@@ -126,6 +126,7 @@ def retrieval_node(options: BenchOptions, on_progress: Progress, start_engine: S
     """Run `retrieval-node`; raises as `run`."""
     plan = NodePlan(
         chunks=options.chunks,
+        large_rows=options.large_rows,
         repeats=options.repeats,
         sweep_repeats=options.sweep_repeats,
         programs=options.runs,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--real-routers", is_flag=True, help="Let a real model choose routes in `forecast` as well.")
 @click.option("--prompts", default=60, show_default=True, type=int, help="Prompts of `kv-quality`.")
 @click.option("--chunks", default=100_000, show_default=True, type=int, help="Texts of the benches of indexes.")
-@click.option("--large", default=1_000_000, show_default=True, type=int, help="Large set of `retrieval`; 0: none.")
+@click.option("--large", default=1_000_000, show_default=True, type=int, help="Vectors of the large set; 0: none.")
 @click.option("--searches", default=1_000, show_default=True, type=int, help="Searches of an arm in a repeat of these.")
 @click.option(
     "--corpus", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Take texts of this folder."

@@ -231,6 +231,12 @@ def test_waits_are_compared_and_the_sweep_has_users_who_write_less(given_runs: l
     assert (found.summary or {})["pancake_stats"]["num_vectors"] > 500
 
 
+def test_an_index_may_be_larger_than_the_text(given_runs: list[str]) -> None:
+    found = a_result(large_rows=2_000, repeats=1)
+    assert (found.summary or {})["pancake_stats"]["num_vectors"] == 2_000
+    assert "mixes of neighbors" in (found.summary or {})["source"]
+
+
 def test_without_a_sweep_there_is_the_main_point(given_runs: list[str]) -> None:
     found = a_result(arms=(Arm.PLAIN,), repeats=1)
     assert given_runs == ["retrieval-node-26 x1"]
@@ -239,7 +245,9 @@ def test_without_a_sweep_there_is_the_main_point(given_runs: list[str]) -> None:
     assert (found.summary or {})["drafts"] is None
 
 
-@pytest.mark.parametrize("changes", [{"chunks": 10}, {"repeats": 0}, {"programs": 0}, {"arms": ()}])
+@pytest.mark.parametrize(
+    "changes", [{"chunks": 10}, {"large_rows": 719}, {"repeats": 0}, {"programs": 0}, {"arms": ()}]
+)
 def test_plans_out_of_range_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="got "):
         NodePlan(**{"chunks": 720} | changes)  # type: ignore[arg-type]
@@ -253,11 +261,11 @@ def test_the_command_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> No
         raise ConfigError("enough")
 
     monkeypatch.setattr(vector_benches, "run_retrieval_node", run)
-    options = ["--chunks", "900", "--runs", "7", "--repeats", "1", "--sweep-repeats", "1", "--arms", "pancake,plain"]
-    done = CliRunner().invoke(pancake, ["bench", "retrieval-node", *options])
+    sizes = ["--chunks", "900", "--large", "5000", "--runs", "7", "--repeats", "1", "--sweep-repeats", "1"]
+    done = CliRunner().invoke(pancake, ["bench", "retrieval-node", *sizes, "--arms", "pancake,plain"])
     assert done.output.strip() == "Error: enough"
     assert seen == [
-        NodePlan(chunks=900, repeats=1, sweep_repeats=1, programs=7, arms=(Arm.PLAIN, Arm.PANCAKE)),
+        NodePlan(chunks=900, large_rows=5_000, repeats=1, sweep_repeats=1, programs=7, arms=(Arm.PLAIN, Arm.PANCAKE)),
     ]
 
 
