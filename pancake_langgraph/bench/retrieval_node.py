@@ -67,7 +67,7 @@ class NodePlan:
         """
         if self.large_rows and self.large_rows < self.chunks:
             raise ConfigError(
-                f"got {self.large_rows} rows for {self.chunks} chunks, allowed are as many or more, or 0 for none beside"
+                f"large_rows: got {self.large_rows} for {self.chunks} chunks, allowed are as many or more, or 0"
             )
         if self.chunks < 500 or self.repeats < 1 or self.programs < 1 or not self.arms:
             raise ConfigError(
