@@ -45,9 +45,9 @@ Samples = dict[str, dict[str, list[list[float]]]]
 class NodePlan:
     """What to run.
 
-    The index is that of `large_rows` vectors, 0 for the `chunks` of text alone.  In a repeat an arm runs `programs`, one
-    after the other, each in a thread of its own.  With `sweep_repeats`, as many of them are run again for users who
-    write only the first words of what is searched for.
+    The index is that of `large_rows` vectors, 0 for the `chunks` of text alone.  In a repeat an arm runs `programs`,
+    one after the other, each in a thread of its own.  With `sweep_repeats`, as many of them are run again for users
+    who write only the first words of what is searched for.
     """
 
     chunks: int = 100_000
