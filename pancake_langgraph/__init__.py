@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pancake_langgraph.ledger import Ledger
     from pancake_langgraph.memory_store import PancakeStore
     from pancake_langgraph.phases import Phase, phase
-    from pancake_langgraph.plan.device_budget import DeviceBudget
+    from pancake_langgraph.retrieval.device_budget import DeviceBudget
     from pancake_langgraph.runtime import Runtime, attach, runtime_of
     from pancake_langgraph.saver import PancakeSaver
     from pancake_langgraph.vector_store import PancakeVectorStore
@@ -111,7 +111,7 @@ __all__ = [
 
 #: Where a public name is defined; those that are not here are errors.
 _HOMES = {
-    "DeviceBudget": "pancake_langgraph.plan.device_budget",
+    "DeviceBudget": "pancake_langgraph.retrieval.device_budget",
     "Ledger": "pancake_langgraph.ledger",
     "PancakeChatModel": "pancake_langgraph.chat_model",
     "PancakeSaver": "pancake_langgraph.saver",

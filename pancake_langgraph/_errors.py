@@ -28,6 +28,7 @@ PancakeError
 │   ├── CorruptIndex           stored bytes are not what was written
 │   ├── EmbedderMismatch       the index holds the vectors of another embedder
 │   ├── EmbeddingError         an embedder's answer cannot be used
+│   ├── DeviceFull             a DeviceBudget has no room for weights, say
 │   ├── RetrievalOverloaded    too many searches wait already
 │   └── RetrievalTimeout       no answer within the limit
 ├── TopologyError              an object is not a graph that can be read
@@ -107,10 +108,6 @@ class ModelFilesError(PancakeError):
     """Model files are missing, damaged or not what was expected."""
 
 
-class DeviceFull(PancakeError, MemoryError):
-    """What is to be put on a device would pass the limit of a `DeviceBudget`; nothing was put there."""
-
-
 class RuntimeClosed(PancakeError, RuntimeError):
     """A runtime was asked for something after it was closed."""
 
@@ -165,6 +162,10 @@ class EmbedderMismatch(RetrievalError, ValueError):
 
 class EmbeddingError(RetrievalError, ValueError):
     """An embedder answered with something that is no vector for each text; the message says what, not the text."""
+
+
+class DeviceFull(RetrievalError, MemoryError):
+    """What was to be counted in a `DeviceBudget` would pass the limit of a device; nothing of it was counted."""
 
 
 class RetrievalOverloaded(RetrievalError):

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from langgraph.store.base import BaseStore, IndexConfig, Op, Result, TTLConfig
 from langgraph.store.base.embed import ensure_embeddings
 
-from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.base import Namespace, Vector, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk
+from pancake_langgraph.retrieval.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.opening import Access, OnCorrupt
 from pancake_langgraph.retrieval.scopes import Scope
 from pancake_langgraph.retrieval.store_batch import StoreBatch
@@ -69,7 +69,8 @@ class PancakeStore(OverCore, BaseStore):
                 from what the embedder answers by default.
             cache_s: Results are given again for so many seconds, unless something was written that may change them;
                 `None` keeps none.
-            device_budget: Counts what the embedder's weights, and the index at `path`, take of devices.
+            device_budget: Counts what the embedder's weights and the index at `path` take of devices; the first call
+                raises `DeviceFull` where there is no room for the weights.  An engine that is given has its own.
             clock: Seconds since the epoch.
 
         Raises:

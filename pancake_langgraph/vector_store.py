@@ -16,8 +16,8 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from pancake_langgraph._errors import ConfigError, InvalidQuery
-from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Namespace, Query, Vector, VectorEngine, View
+from pancake_langgraph.retrieval.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.diversity import diverse
 from pancake_langgraph.retrieval.documents import DOCUMENTS, document_value, metadata_filter
 from pancake_langgraph.retrieval.new_documents import document_of, new_documents
@@ -79,7 +79,8 @@ class PancakeVectorStore(OverCore, VectorStore):
                 from what the embedder answers by default.
             cache_s: Results are given again for so many seconds, unless something was written that may change them;
                 `None` keeps none.
-            device_budget: Counts what the embedder's weights, and the index at `path`, take of devices.
+            device_budget: Counts what the embedder's weights and the index at `path` take of devices; the first call
+                raises `DeviceFull` where there is no room for the weights.  An engine that is given has its own.
 
         Raises:
             ConfigError: if an argument is not usable, or does not go with another.

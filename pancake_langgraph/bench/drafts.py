@@ -209,7 +209,7 @@ def _notes(plan: DraftPlan, vectors: VectorSet, settings: DraftSettings) -> tupl
     return (
         *(f"{arm}: {DRAFT_ARM_TEXT[arm]}." for arm in plan.arms),
         (
-            f"{AGENTS} agents by turns over {vectors.source}, embedded by {vectors.embedder}; a search needs the "
+            f"{AGENTS} agents by turns over {vectors.source}; a search needs the "
             f"{settings.per_query} nearest partitions."
         ),
         (

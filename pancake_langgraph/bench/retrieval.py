@@ -214,7 +214,7 @@ def _notes(plan: RetrievalPlan, real: VectorSet, arms: Sequence[SearchArm], core
     pinned = "on one core that all threads were held on" if core is not None else "with one thread per library"
     return (
         *(f"{arm}: {SEARCH_ARM_TEXT[arm]}." for arm in arms),
-        f"Real set: {real.source}, embedded by {real.embedder}; queries are {len(real.queries):,} held-out places.",
+        f"Real set: {real.source}; queries are {len(real.queries):,} held-out places.",
         f"Arms named {LARGE} ran on {plan.large_rows:,} vectors: the real ones, and mixes of neighbors with noise.",
         f"One search after the other, {pinned}; {_AGENTS} agents by turns, each walking through documents.",
         f"recall counts the true {K} nearest; arms with a knob were set to {TARGET_RECALL} on other queries.",

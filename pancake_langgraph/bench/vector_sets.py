@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class VectorSet:
 
     `key` names `base` and nothing else, for what is made of it and kept.
 
-    `embedder` names what made them.  `texts`, `query_texts` and `insert_texts` are what the vectors were made of;
+    `texts`, `query_texts` and `insert_texts` are what the vectors were made of;
     `texts` has only those rows that come from text.  `documents[i]` numbers the document of query `i`; queries of one
     document are neighbors, in its order.
     """
@@ -60,7 +61,6 @@ class VectorSet:
     insert_texts: Sequence[str]
     documents: NDArray[np.int64]
     source: str
-    embedder: str
 
     @property
     def dim(self) -> int:
@@ -87,14 +87,14 @@ def real_set(corpus: Corpus, embed: Embed, on_progress: Progress, *, folder: Pat
         query_texts=query_texts,
         insert_texts=[corpus.texts[row + 1] for row in query_rows],
         documents=np.array(corpus.documents, dtype=np.int64)[query_rows],
-        source=f"{len(base_rows):,} chunks of {corpus.source}",
-        embedder=name,
+        source=f"{len(base_rows):,} chunks of {corpus.source}, embedded by {name}",
     )
 
 
 def name_of(embed: Embed) -> str:
-    """Return what tells an embedder's vectors from those of another one: its `name`, if it has one."""
-    return str(getattr(embed, "name", "unnamed"))
+    """Return what tells an embedder's vectors from those of another one: its `name`, or that of the function."""
+    name = getattr(embed, "name", None) or f"{embed.__module__}.{getattr(embed, '__qualname__', type(embed).__name__)}"
+    return re.sub(r"[^\w.-]+", "-", str(name))
 
 
 def embedded(
@@ -169,8 +169,7 @@ def clustered_set(real: VectorSet, rows: int, on_progress: Progress, *, folder: 
         query_texts=real.query_texts,
         insert_texts=real.insert_texts,
         documents=real.documents,
-        source=f"{len(real.base):,} real vectors and {max(0, rows - len(real.base)):,} mixes of neighbors with noise",
-        embedder=real.embedder,
+        source=f"{real.source}, and {max(0, rows - len(real.base)):,} mixes of neighbors with noise",
     )
 
 

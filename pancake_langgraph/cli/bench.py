@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     help="Repeats at every other point of a sweep; 0 leaves the sweep out.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here.")
-@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]))
+@click.option(
+    "--dtype",
+    default="bfloat16",
+    show_default=True,
+    type=click.Choice(["bfloat16", "float32"]),
+    help="Of the engine's model, and of the embedder of texts.",
+)
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024), help="Threads per engine.")
 @click.option("--chunk-tokens", default=32, show_default=True, type=int, help="Chunk of the cache server, in tokens.")
 @click.option("--turns", default="10,100,1000", show_default=True, help="Lengths at which `saver` is measured.")

@@ -10,14 +10,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pancake_langgraph._errors import DeviceFull
-from pancake_langgraph.plan.device_budget import DeviceBudget
+from pancake_langgraph.retrieval.device_budget import DeviceBudget
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,9 @@ Near = tuple[Rows, Floats]
 TOLERANCE: Final = 1e-4
 #: The GPU, as torch names it.
 GPU: Final = "cuda:0"
+#: As what they count in a budget.
+CENTROIDS: Final = "centroids of partitions"
+SCRATCH: Final = "memory of Faiss"
 
 
 class Partitioned(Protocol):
@@ -58,17 +61,27 @@ class CoarseDevice:
     """Where coarse searches run, and why.
 
     `hold` puts centroids into the memory of the GPU, and is `None` on the CPU.  `num_failures` counts how often a GPU
-    that is there could not be used; the first time is the last one.
+    that is there could not be used; the first time is the last one.  `num_refused` counts segments that were searched
+    on the CPU because a budget had no room for their centroids.
     """
 
     device: Literal["cpu", "gpu"]
     reason: str
     num_failures: int = 0
+    num_refused: int = 0
     hold: Callable[[Floats], HeldCentroids] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return it in words."""
-        return f"coarse search on {self.device} ({self.reason})"
+        refused = f"; {self.num_refused} segments had no room there" if self.num_refused else ""
+        return f"coarse search on {self.device} ({self.reason}{refused})"
+
+
+class _Process:
+    """Stands for what all indexes of a process share on a GPU."""
+
+
+_SCRATCH_OWNER: Final = _Process()
 
 
 class CoarseSearch:
@@ -77,14 +90,20 @@ class CoarseSearch:
     The device is chosen when the first search needs it, because looking for one means to load Faiss.
     """
 
-    def __init__(self, choose: Callable[[], CoarseDevice], *, budget: DeviceBudget | None = None) -> None:
-        """Ask `choose` once; centroids that `budget` has no room for stay on the CPU."""
+    def __init__(
+        self, choose: Callable[[], CoarseDevice], *, budget: DeviceBudget | None = None, scratch_bytes: int = 0
+    ) -> None:
+        """Ask `choose` once; as long as `budget` has no room for centroids they stay on the CPU.
+
+        Besides centroids `scratch_bytes` count, once for all that share a budget.
+        """
         self._choose = choose
         self._budget = budget
+        self._scratch_bytes = scratch_bytes
         self._chosen: CoarseDevice | None = None
         self._lock = threading.Lock()
-        #: `None` for those that there is no room for.
-        self._held: weakref.WeakKeyDictionary[Partitioned, HeldCentroids | None] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Partitioned, HeldCentroids] = weakref.WeakKeyDictionary()
+        self._refused: weakref.WeakSet[Partitioned] = weakref.WeakSet()
 
     @property
     def device(self) -> CoarseDevice:
@@ -110,26 +129,51 @@ class CoarseSearch:
         return nearest_on_cpu(codes.centroids, queries, count)
 
     def _of(self, codes: Partitioned, hold: Callable[[Floats], HeldCentroids]) -> HeldCentroids | None:
+        """Return centroids on the GPU; `None` where it has failed meanwhile, or the budget has no room for them."""
         with self._lock:
-            if codes not in self._held:
-                self._held[codes] = hold(codes.centroids) if self._has_room(codes) else None
-            return self._held[codes]
+            if self._chosen is None or self._chosen.hold is None:
+                return None
+            if (known := self._held.get(codes)) is not None:
+                return known
+            refusal = self._refusal(codes)
+            if refusal is None:
+                try:
+                    held = self._held[codes] = hold(codes.centroids)
+                except BaseException:
+                    self._give_back(codes)
+                    raise
+                return held
+            is_first = not self._chosen.num_refused
+            if codes not in self._refused:
+                self._refused.add(codes)
+                self._chosen = replace(self._chosen, num_refused=self._chosen.num_refused + 1)
+        if is_first:
+            logger.warning("searches for partitions of a segment stay on the CPU: %s", refusal)
+        return None
 
-    def _has_room(self, codes: Partitioned) -> bool:
+    def _refusal(self, codes: Partitioned) -> DeviceFull | None:
+        """Take room for centroids; return why there is none."""
         if self._budget is None:
-            return True
+            return None
+        needs = {GPU: codes.centroids.nbytes}
+        left = self._budget.left_bytes(GPU)
+        if codes in self._refused and left is not None and left < codes.centroids.nbytes:
+            return DeviceFull("still no room")  # was said before; asking the collector each time would be slow
         try:
-            self._budget.take(codes, "centroids of partitions", {GPU: codes.centroids.nbytes})
+            self._budget.take(_SCRATCH_OWNER, SCRATCH, {GPU: self._scratch_bytes})
+            self._budget.take(codes, CENTROIDS, needs)
         except DeviceFull as error:
-            logger.warning("searches for partitions of a segment stay on the CPU: %s", error)
-            return False
-        return True
+            return error
+        return None
+
+    def _give_back(self, codes: Partitioned) -> None:
+        if self._budget is not None:
+            self._budget.give_back(codes, CENTROIDS)
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
-            if self._budget is not None:
-                for codes in tuple(self._held):
-                    self._budget.give_back(codes)
+            for codes in tuple(self._held):
+                self._give_back(codes)
             self._held.clear()
             if self._chosen is None or self._chosen.hold is None:
                 return  # another search met it first

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pancake_langgraph._errors import RetrievalError
-from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval import faiss_codes
 from pancake_langgraph.retrieval.coarse import CoarseDevice, CoarseSearch, Floats, HeldCentroids, agrees, in_short
+from pancake_langgraph.retrieval.device_budget import DeviceBudget, checked_budget
 from pancake_langgraph.retrieval.device_memory import free_device_bytes
 
 logger = logging.getLogger(__name__)
@@ -68,15 +68,17 @@ class FaissGpu:
 def coarse_search(asked: Device, budget: DeviceBudget | None = None) -> CoarseSearch:
     """Return the coarse searches of an engine; a GPU that is insisted on is looked for now, otherwise when needed.
 
-    What they put on it counts in `budget`.
+    What they put on it counts in `budget`; centroids that it has no room for stay on the CPU, whatever was asked for.
 
     Raises:
+        ConfigError: if `budget` is none.
         RetrievalError: as `coarse_device`.
     """
+    checked_budget(budget)
     if asked == "gpu":
         found = coarse_device(asked)
-        return CoarseSearch(lambda: found, budget=budget)
-    return CoarseSearch(lambda: coarse_device(asked), budget=budget)
+        return CoarseSearch(lambda: found, budget=budget, scratch_bytes=faiss_codes.GPU_SCRATCH_BYTES)
+    return CoarseSearch(lambda: coarse_device(asked), budget=budget, scratch_bytes=faiss_codes.GPU_SCRATCH_BYTES)
 
 
 def coarse_device(asked: Device = "auto", *, gpu: Gpu | None = None) -> CoarseDevice:

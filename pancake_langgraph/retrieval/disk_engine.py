@@ -15,7 +15,6 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 
 from pancake_langgraph._errors import CorruptIndex, RetrievalError
-from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval import disk_items, disk_search, warming
 from pancake_langgraph.retrieval.base import EngineStats, Hit, Item, ItemId, Namespace, Query, Vector, View
 from pancake_langgraph.retrieval.checks import (
@@ -30,6 +29,7 @@ from pancake_langgraph.retrieval.checks import (
     one_of_each,
 )
 from pancake_langgraph.retrieval.coarse import CoarseDevice
+from pancake_langgraph.retrieval.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.devices import DEVICES, Device, coarse_search
 from pancake_langgraph.retrieval.disk import Disk, size_of
 from pancake_langgraph.retrieval.disk_search import Asked, Settings
@@ -97,6 +97,7 @@ class DiskVectorEngine:
         trial shows that it finds the same; what is put there counts in `device_budget`.
 
         Raises:
+            ConfigError: if `device_budget` is none.
             IndexLocked: if another process, or another engine of this one, writes to the index.
             EmbedderMismatch: if it holds vectors of another length, or of another embedder.
             CorruptIndex: if part of it is not what was written; the message names the file.

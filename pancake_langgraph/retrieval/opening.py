@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pancake_langgraph._errors import ConfigError, IndexLocked
-from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.base import KnowsEmbedder, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk, desk_of
+from pancake_langgraph.retrieval.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.dropped import Ending, wait_for_dropped
-from pancake_langgraph.retrieval.embedder_weights import weight_bytes
 from pancake_langgraph.retrieval.extra import require_retrieval
 from pancake_langgraph.retrieval.partitions import PrefetchesPartitions
 from pancake_langgraph.retrieval.result_cache import ResultCache
@@ -48,15 +47,14 @@ class LateEngine:
         access: Access = Access(),
         clock: Callable[[], float] = time.time,
         cache: ResultCache | None = None,
-        model: object = None,
+        before: Callable[[], None] = lambda: None,
         device_budget: DeviceBudget | None = None,
     ) -> None:
         """Use `engine`, or the index at `path` as `access` says, or one in memory; open nothing yet.
 
         `learn_dim` gives the length of vectors, `None` says that there will be none; `fingerprint` tells the embedder
         from others, and may be computed when it is needed; items expire by `clock`; `cache` hears of writes;
-        `device_budget` counts what the weights of the embedder `model` take, and what an engine that is made here puts
-        on devices.
+        `before` is called before the engine is made, `device_budget` counts what that puts on devices.
 
         Raises:
             ConfigError: if both an engine and a path are given, the engine is none, or `access` is not usable.
@@ -75,7 +73,7 @@ class LateEngine:
         self._fingerprint = fingerprint
         self._clock = clock
         self._cache = cache
-        self._model = model
+        self._before = before
         self._device_budget = device_budget
         self._lock = threading.Lock()
         self._opened: Desk | None = None
@@ -104,7 +102,7 @@ class LateEngine:
         """
         with self._lock:
             if self._opened is None:
-                self._count_weights()
+                self._before()
                 engine = self._open()
                 self._check_embedder(engine)
                 self._opened = desk_of(engine)
@@ -125,11 +123,6 @@ class LateEngine:
             finally:
                 if self._cache is not None:
                     self._cache.clear()  # of what others write until it is opened again nobody tells
-
-    def _count_weights(self) -> None:
-        if self._device_budget is not None and self._model is not None:
-            name = f"weights of {type(self._model).__name__}"
-            self._device_budget.take(self._model, name, weight_bytes(self._model))
 
     def _open(self) -> VectorEngine:
         if self._given is not None:

@@ -17,11 +17,12 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import var_child_runnable_config
 
 from pancake_langgraph._errors import ConfigError
-from pancake_langgraph.plan.device_budget import DeviceBudget
 from pancake_langgraph.retrieval.base import Hit, Namespace, Query, Vector, VectorEngine
 from pancake_langgraph.retrieval.desk import Desk
+from pancake_langgraph.retrieval.device_budget import DeviceBudget, checked_budget
 from pancake_langgraph.retrieval.draft import waiting_drafts
 from pancake_langgraph.retrieval.dropped import close_when_dropped
+from pancake_langgraph.retrieval.embedder_weights import count_weights
 from pancake_langgraph.retrieval.lanes import Priority
 from pancake_langgraph.retrieval.opening import Access, LateEngine
 from pancake_langgraph.retrieval.prefetch import PrefetchStats
@@ -67,7 +68,8 @@ class StoreCore:
         self.cache = _cache(cache_s, clock)
         #: For reads, and for writes, so that no read waits for an import.
         self.readers, self.writers = WorkerThreads(name), WorkerThreads(f"{name}-write")
-        self.vectorizer = None if embeddings is None else Vectorizer(embeddings, dim=dim)
+        before = _counting(embeddings, checked_budget(device_budget))
+        self.vectorizer = None if embeddings is None else Vectorizer(embeddings, dim=dim, before=before)
         if fingerprint is None and self.vectorizer is not None:
             fingerprint = self.vectorizer.fingerprint
         learn_dim = None if self.vectorizer is None else self.vectorizer.learn_dim
@@ -79,7 +81,7 @@ class StoreCore:
             access=access,
             clock=clock,
             cache=self.cache,
-            model=None if self.vectorizer is None else self.vectorizer.model,
+            before=before,
             device_budget=device_budget,
         )
         self._close = functools.partial(_close_all, self.readers, self.writers, self._late, self.vectorizer)
@@ -253,6 +255,13 @@ def asking_agent(name: str | None, namespace: Namespace) -> str:
     config = var_child_runnable_config.get()
     thread_id = None if config is None else config.get("configurable", {}).get("thread_id")
     return "/".join(namespace) if thread_id is None else str(thread_id)
+
+
+def _counting(embeddings: Embeddings | None, budget: DeviceBudget | None) -> Callable[[], None]:
+    """Return what counts the embedder's weights in the budget, if there are both."""
+    if embeddings is None or budget is None:
+        return lambda: None
+    return functools.partial(count_weights, embeddings, budget)
 
 
 def _cache(cache_s: float | None, clock: Callable[[], float]) -> ResultCache | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,16 @@ class Vectorizer:
     `close`, and in a forked process, the next call begins anew.
     """
 
-    def __init__(self, embeddings: Embeddings, *, dim: int | None = None) -> None:
+    def __init__(
+        self, embeddings: Embeddings, *, dim: int | None = None, before: Callable[[], None] = lambda: None
+    ) -> None:
         """Ask `embeddings` for vectors of `dim` numbers; `None` takes the length of the first answer.
 
-        `BatchedEmbeddings` are used as they are, and stay open.
+        `BatchedEmbeddings` are used as they are, and stay open.  `before` is called before the first text is embedded,
+        and again for each one until it has come through.
         """
         self.embeddings = embeddings
+        self._before: Callable[[], None] | None = before
         self._given = embeddings if isinstance(embeddings, BatchedEmbeddings) else None
         self._dim = None if dim is None else checked_dim(dim)
         self._lock = threading.Lock()
@@ -46,11 +50,6 @@ class Vectorizer:
         """Length of the vectors; `None` until it is known."""
         batched = self._given or self._batched
         return self._dim or (None if batched is None else batched.dim)
-
-    @property
-    def model(self) -> Embeddings:
-        """The embedder below all batching."""
-        return self.embeddings if self._given is None else self._given.embedder
 
     def learn_dim(self) -> int:
         """Return the length of the vectors, asking for one if no text was embedded yet.
@@ -141,6 +140,9 @@ class Vectorizer:
 
     def _here(self) -> BatchedEmbeddings:
         """Return what embeds in this process."""
+        if (before := self._before) is not None:
+            before()
+            self._before = None
         if self._given is not None:
             return self._given
         if self._pid != os.getpid():  # another thread may have held the lock at the fork

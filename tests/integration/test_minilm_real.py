@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pancake_langgraph._errors import ModelFilesError
-from pancake_langgraph.retrieval.embedder_weights import weight_bytes
+from pancake_langgraph.retrieval.embedder_weights import weights_of
 from pancake_langgraph.retrieval.minilm import DIM, MiniLMEmbeddings
 from pancake_langgraph.weights import minilm
 from pancake_langgraph.weights.minilm import prepare_minilm
@@ -54,10 +54,10 @@ def test_half_precision_is_near(embedder: MiniLMEmbeddings) -> None:
 
 def test_its_weights_count_and_so_do_those_of_any_torch_module(embedder: MiniLMEmbeddings) -> None:
     rounded = MiniLMEmbeddings(prepare_minilm(), dtype="bfloat16")
-    full = weight_bytes(embedder)["cpu"]
-    assert 85_000_000 < full == 2 * weight_bytes(rounded)["cpu"]
-    module = SimpleNamespace(client=embedder._model)
-    assert full <= weight_bytes(module)["cpu"] < full + 100_000  # with its buffers
+    [full], [half] = weights_of(embedder), weights_of(rounded)
+    assert 85_000_000 < full.num_bytes["cpu"] == 2 * half.num_bytes["cpu"]
+    [module] = weights_of(SimpleNamespace(client=embedder._model))
+    assert full.num_bytes["cpu"] <= module.num_bytes["cpu"] < full.num_bytes["cpu"] + 100_000  # with its buffers
 
 
 def test_files_are_copied_once_and_verified(tmp_path: Path) -> None:
