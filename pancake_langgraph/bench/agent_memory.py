@@ -30,6 +30,7 @@ from pancake_langgraph.bench.pinning import one_core
 from pancake_langgraph.bench.retrieval import (
     Samples,
     engine_facts,
+    mean_recall,
     missing_notes,
     prepared_set,
     scratch_folder,
@@ -136,7 +137,12 @@ def run_agent_memory(
         samples,
         pairs=[pair for pair in _PAIRS if set(pair) <= set(arms)],
         notes=(*_notes(plan, vectors, arms, core), *missing_notes(missing)),
-        summary={"own_found_share": own_share, "pancake_stats": ours, "source": vectors.source},
+        summary={
+            "own_found_share": own_share,
+            "mean_recall": mean_recall(samples),
+            "pancake_stats": ours,
+            "source": vectors.source,
+        },
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar, get_args
 
 from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench.arms import Arm
@@ -15,6 +15,9 @@ from pancake_langgraph.bench.saver import SaverBenchPlan
 #: SmolLM2-135M: 30 layers, 3 KV heads of 64, keys and values, two bytes a number (four in float32).
 KV_TOKEN_BYTES: Final[Mapping[str, int]] = {"bfloat16": 23_040, "float32": 46_080}
 BLOCK_SIZE_TOKENS: Final = 32
+#: SmolLM2-135M, or a random model of six million weights.
+LiveModel = Literal["small", "tiny"]
+LIVE_MODELS: Final[tuple[LiveModel, ...]] = get_args(LiveModel)
 AnArm = TypeVar("AnArm", bound=StrEnum)
 ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.ORACLE)
 HOLD_ARMS: Final = (Arm.PLAIN, Arm.REACTIVE, Arm.PANCAKE, Arm.NO_HINTS)
@@ -32,7 +35,8 @@ class BenchOptions:
     `chunks` of text and the folder of text (`corpus`) are for all benches of indexes; `searches` of an arm in a repeat
     for those without an engine, `large_rows` of the large set (0 for none) for `retrieval`, `retrieval-node` and
     `agent-memory`.  With `live_s` above 0 the latter also starts an engine and lets agents work with it on the large
-    set, so many seconds per arm and repeat.  In `retrieval-node` an arm has `runs` programs in a repeat.
+    set, so many seconds per arm and repeat; `live_model` says which model they call.  In `retrieval-node` an arm has
+    `runs` programs in a repeat.
     """
 
     repeats: int = 5
@@ -52,6 +56,7 @@ class BenchOptions:
     searches: int = 1_000
     corpus: Path | None = None
     live_s: float = 0.0
+    live_model: LiveModel = "small"
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -67,6 +72,8 @@ class BenchOptions:
             )
         if not 1 <= self.prompts <= 10_000:
             raise ConfigError(f"prompts: got {self.prompts}, allowed are 1 to 10000")
+        if self.live_model not in LIVE_MODELS:
+            raise ConfigError(f"live_model: got {self.live_model!r}, allowed are {', '.join(LIVE_MODELS)}")
         if self.dtype not in KV_TOKEN_BYTES:
             raise ConfigError(f"dtype: got {self.dtype!r}, allowed are {', '.join(KV_TOKEN_BYTES)}")
 

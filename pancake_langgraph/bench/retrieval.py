@@ -168,6 +168,7 @@ def _run_set(
             "vectors": len(vectors.base),
             "raw_bytes": int(vectors.base.nbytes),
             "source": vectors.source,
+            "mean_recall": mean_recall(samples),
             "settings": {str(arm): opened[arm].setting for arm in chosen if opened[arm].setting},
             "pancake_stats": engine_facts(arms.engine) if ours else None,
         }
@@ -178,6 +179,8 @@ def _search(arm: OpenedArm, trace: Sequence[int], truth: Any, places: range, max
     """Search for the places of the trace, one after the other."""
     search_s: list[float] = []
     recalls: list[float] = []
+    if arm.begin is not None:
+        arm.begin()
     begun_s = time.perf_counter()
     for place in places:
         place %= len(trace)
@@ -255,6 +258,14 @@ def vector_result(
         summary=summary,
         sweep=None if sweep is None else tuple(sweep),
     )
+
+
+def mean_recall(samples: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> dict[str, float]:
+    """Return for each arm the mean recall of all its searches: most have 1, so that percentiles say little."""
+    every = {
+        arm: [share for repeat in metrics.get("recall", ()) for share in repeat] for arm, metrics in samples.items()
+    }
+    return {str(arm): round(sum(shares) / len(shares), 4) for arm, shares in every.items() if shares}
 
 
 def missing_notes(missing: Mapping[Any, str]) -> tuple[str, ...]:

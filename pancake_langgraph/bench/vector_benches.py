@@ -22,6 +22,7 @@ from pancake_langgraph.bench.options import BenchOptions, chosen_arms
 from pancake_langgraph.bench.pinning import one_core
 from pancake_langgraph.bench.retrieval import (
     RetrievalPlan,
+    mean_recall,
     missing_notes,
     prepared_set,
     run_retrieval,
@@ -39,6 +40,7 @@ from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
 from pancake_langgraph.retrieval.log import Ack
 
 _ANSWER_TOKENS: Final = 16
+_LIVE_MODEL_TEXT: Final = {"small": "SmolLM2-135M", "tiny": "a random model of 6 M weights"}
 
 
 def run(name: str, options: BenchOptions, on_progress: Progress, start_engine: StartEngine) -> BenchResult:
@@ -171,11 +173,14 @@ def _with_model(
         )
     pairs = [(LiveArm.LANGCHAIN_FAISS, LiveArm.PANCAKE)] if len(arms) == len(LiveArm) else []
     comparison = compare_arms(samples, pairs=pairs, percentile_names=("p50", "p99"))
+    live = _live_notes(arms, vectors, _LIVE_MODEL_TEXT[options.live_model])
+    summary = found.summary or {}
     return replace(
         found,
         arms={**found.arms, **describe_arms(samples)},
         ratios={**found.ratios, **comparison.ratios},
-        notes=(*found.notes, *_live_notes(arms, vectors, model[1]), *missing_notes(missing), *comparison.notes),
+        notes=(*found.notes, *live, *missing_notes(missing), *comparison.notes),
+        summary={**summary, "mean_recall": {**summary.get("mean_recall", {}), **mean_recall(samples)}},
     )
 
 

@@ -47,8 +47,10 @@ from pancake_langgraph.bench.teams import SMALL_POOL_TOKENS, fan_out, handoff
 from pancake_langgraph.bench.tier_arms import TierArm
 from pancake_langgraph.bench.tiers import TiersPlan, run_tiers
 from pancake_langgraph.bench.tool_pause import ToolPausePlan, run_tool_pause
+from pancake_langgraph.config.folders import cache_dir
 from pancake_langgraph.launch.stack import EngineProcess
 from pancake_langgraph.weights.smollm import prepare_smollm
+from pancake_langgraph.weights.tiny import build_tiny_llama
 
 __all__ = ["ARMS", "BENCHES", "FORECAST_BENCH", "SAVER_BENCH", "BenchOptions", "chosen_arms", "run_bench"]
 
@@ -200,7 +202,10 @@ def _vector_bench(name: str, options: BenchOptions, on_progress: Progress) -> Be
         ) from exc
 
     def start_engine() -> EngineProcess:
-        engine_plan = servers_plan(options).engine(pool_tokens=POOL_TOKENS, tier=None)
+        chosen = options
+        if name == "agent-memory" and options.live_model == "tiny":
+            chosen = replace(options, model_dir=build_tiny_llama(cache_dir() / "models" / "tiny-llama"))
+        engine_plan = servers_plan(chosen).engine(pool_tokens=POOL_TOKENS, tier=None)
         on_progress("starting an engine")
         return EngineProcess(engine_plan, name=f"{name} engine")
 

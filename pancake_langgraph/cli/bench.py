@@ -12,6 +12,7 @@ from rich.console import Console
 from pancake_langgraph._errors import PancakeError
 
 if TYPE_CHECKING:
+    from pancake_langgraph.bench.options import LiveModel
     from pancake_langgraph.bench.schema import BenchResult
 
 
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 @click.option(
     "--live-s", default=0.0, show_default=True, type=float, help="Seconds with a model in `agent-memory`; 0: without."
 )
+@click.option(
+    "--live-model", default="small", show_default=True, type=click.Choice(["small", "tiny"]), help="The model of those."
+)
 @click.option("--arms", default="", help="Only these arms, with commas: plain,pancake. [default: all]")
 def bench(
     name: str,
@@ -70,6 +74,7 @@ def bench(
     searches: int,
     corpus: Path | None,
     live_s: float,
+    live_model: LiveModel,
     arms: str,
 ) -> None:
     """Run workload NAME with all arms interleaved.
@@ -103,6 +108,7 @@ def bench(
             searches=searches,
             corpus=corpus,
             live_s=live_s,
+            live_model=live_model,
             arms=tuple(filter(None, (part.strip() for part in arms.split(",")))),
         )
         result = run_bench(name, options, lambda text: progress.log(text, highlight=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,19 +256,22 @@ def test_agents_with_a_model_share_a_memory_and_are_all_served(real: VectorSet, 
 
 def test_the_command_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
+    embedders: list[str] = []
 
-    def run(plan: object, on_progress: object, **given: object) -> BenchResult:
+    def run(plan: object, on_progress: object, *, embed: Any, **given: object) -> BenchResult:
         seen.append(plan)
+        embedders.append(embed.name)
         raise ConfigError("enough")
 
     monkeypatch.setattr(vector_benches, "run_retrieval", run)
     monkeypatch.setattr(vector_benches, "run_agent_memory", run)
     options = ["--chunks", "900", "--large", "0", "--searches", "7", "--repeats", "1"]
-    for name, arms in (("retrieval", "flat,pancake"), ("agent-memory", "hnswlib")):
-        done = CliRunner().invoke(pancake, ["bench", name, *options, "--arms", arms])
+    for name, arms, dtype in (("retrieval", "flat,pancake", "bfloat16"), ("agent-memory", "hnswlib", "float32")):
+        done = CliRunner().invoke(pancake, ["bench", name, *options, "--arms", arms, "--dtype", dtype])
         assert done.output.strip() == "Error: enough"
     assert seen == [
         RetrievalPlan(chunks=900, large_rows=0, repeats=1, searches=7, arms=(SearchArm.FLAT, SearchArm.PANCAKE)),
         AgentMemoryPlan(chunks=900, repeats=1, steps=7, arms=(MemoryArm.HNSWLIB,)),
     ]
+    assert embedders == ["all-MiniLM-L6-v2-bfloat16", "all-MiniLM-L6-v2"]
     assert BenchOptions().chunks >= 80_000

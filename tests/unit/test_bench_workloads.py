@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,11 +13,13 @@ from pancake_langgraph._errors import ConfigError
 from pancake_langgraph.bench import workloads
 from pancake_langgraph.bench.arms import Arm
 from pancake_langgraph.bench.no_pressure import NoPressureRun
+from pancake_langgraph.bench.options import LiveModel
 from pancake_langgraph.bench.recorder import CallRecord
 from pancake_langgraph.bench.runner import ArmResult, Repeats
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.servers import Servers
 from pancake_langgraph.bench.workloads import ARMS, BenchOptions, chosen_arms, lost_calls, run_bench
+from pancake_langgraph.launch.plans import StackPlan
 
 TTFT_S = {Arm.PLAIN: 8.0, Arm.REACTIVE: 0.4, Arm.PANCAKE: 0.2, Arm.ORACLE: 0.1}
 
@@ -107,6 +110,28 @@ def test_an_unknown_arm_is_refused_before_anything_starts() -> None:
         run_bench("tool-pause", BenchOptions(arms=("lmcache", "plain")), pytest.fail)
     with pytest.raises(ConfigError, match="got plain, allowed for this workload are pancake-sqlite"):
         run_bench("saver", BenchOptions(arms=("plain",)), pytest.fail)
+
+
+@pytest.mark.parametrize(("model", "folder"), [("tiny", "tiny-llama"), ("small", "smollm")])
+def test_agents_call_the_model_that_was_chosen(
+    model: LiveModel, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def made(folder: Path) -> Path:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        return folder
+
+    def start(plan: StackPlan, *, name: str) -> None:
+        raise ConfigError(f"{name} serves {plan.model_dir.name}")
+
+    monkeypatch.setattr(workloads, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(workloads, "build_tiny_llama", made)
+    monkeypatch.setattr(workloads, "prepare_smollm", lambda: made(tmp_path / "smollm"))
+    monkeypatch.setattr(workloads, "EngineProcess", start)
+    with pytest.raises(ConfigError, match=f"^agent-memory engine serves {folder}$"):
+        run_bench("agent-memory", BenchOptions(live_s=1.0, live_model=model), lambda text: None)
+    with pytest.raises(ConfigError, match="live_model: got 'huge', allowed are small, tiny"):
+        BenchOptions(live_model=cast("LiveModel", "huge"))
 
 
 def test_arms_are_run_in_their_own_order_whatever_the_order_of_their_names() -> None:
