@@ -14,7 +14,9 @@ RECALLS: Final[tuple[Recall, ...]] = get_args(Recall)
 #: Views of fewer rows are compared with every row: that is as fast, and exact.
 EXACT_ROWS: Final = 8192
 #: In an index of `_USUAL_LISTS` partitions; smaller ones have smaller partitions, and can look into more of them.
-_PROBES: Final = {"fast": 24, "balanced": 64}
+_PROBES: Final = {"fast": 24, "balanced": 48}
+#: Rows that a walk through a graph remembers.
+_WALK: Final = {"fast": 24, "balanced": 64}
 _USUAL_LISTS: Final = 4096
 _CANDIDATES: Final = {"fast": 8, "balanced": 16}
 _MIN_CANDIDATES: Final = 64
@@ -46,12 +48,10 @@ def plan(
     """
     if recall == "exact" or visible <= exact_rows or lists == 0:
         return Scan()
-    probes = math.ceil(_PROBES[recall] * math.sqrt(rows / visible))
-    if lists > 1:
-        probes = math.ceil(probes * max(1, _USUAL_LISTS / lists) ** 0.25)
-    else:
-        walk = max(probes, 2 * wanted)
+    if lists == 1:
+        walk = max(math.ceil(_WALK[recall] * math.sqrt(rows / visible)), 2 * wanted)
         return Probe(walk, walk) if walk * 4 < visible else Scan()
+    probes = math.ceil(_PROBES[recall] * math.sqrt(rows / visible * max(1, _USUAL_LISTS / lists)))
     candidates = max(_MIN_CANDIDATES, _CANDIDATES[recall] * wanted)
     if candidates * 4 >= visible:
         return Scan()
