@@ -185,7 +185,8 @@ def nearest_on_cpu(centroids: Floats, queries: Floats, count: int) -> Near:
     """Return for each query the `count` partitions of the largest products."""
     products = queries @ centroids.T
     lists = _top(products, count)
-    return lists, np.ascontiguousarray(np.take_along_axis(products, lists, 1), np.float32)
+    near = products[:, lists[0]] if len(lists) == 1 else np.take_along_axis(products, lists, 1)
+    return lists, np.ascontiguousarray(near, np.float32)
 
 
 def agrees(centroids: Floats, queries: Floats, count: int, near: Near) -> bool:
@@ -225,4 +226,5 @@ def _top(products: Floats, count: int) -> Rows:
     """Return the columns of the `count` largest of each row, in no order."""
     if count >= products.shape[1]:
         return np.ascontiguousarray(np.broadcast_to(np.arange(products.shape[1]), products.shape), np.int64)
-    return np.ascontiguousarray(np.argpartition(-products, count - 1, axis=1)[:, :count], np.int64)
+    rest = products.shape[1] - count
+    return np.ascontiguousarray(np.argpartition(products, rest, axis=1)[:, rest:], np.int64)

@@ -288,20 +288,24 @@ def _threshold(products: Floats, items: Ordinals, wanted: int) -> float:
     while True:
         take = min(take, count)
         top = np.argpartition(products, count - take)[count - take :]
-        if take == count or len(np.unique(items[top])) >= wanted:
+        if take == count or len(set(items[top].tolist())) >= wanted:
             return float(products[top].min())
         take *= 2
 
 
 def _cut(parts: Sequence[Found], wanted: int) -> Found:
     """Join parts: each item once, by its best row; the best `wanted` and those equal to the last of them."""
-    scores = np.concatenate([np.empty(0), *(part.scores for part in parts)])
-    ordinals = np.concatenate([np.empty(0, np.int64), *(part.ordinals for part in parts)])
+    if len(parts) == 1:
+        scores, ordinals = parts[0].scores, parts[0].ordinals
+    else:
+        scores = np.concatenate([np.empty(0), *(part.scores for part in parts)])
+        ordinals = np.concatenate([np.empty(0, np.int64), *(part.ordinals for part in parts)])
     order = np.argsort(-scores, kind="stable")
     scores, ordinals = scores[order], ordinals[order]
-    _, first = np.unique(ordinals, return_index=True)
-    first.sort()
-    scores, ordinals = scores[first], ordinals[first]
+    if len(set(ordinals.tolist())) < len(ordinals):
+        _, first = np.unique(ordinals, return_index=True)
+        first.sort()
+        scores, ordinals = scores[first], ordinals[first]
     if len(scores) > wanted:
         kept = scores >= scores[wanted - 1]
         scores, ordinals = scores[kept], ordinals[kept]

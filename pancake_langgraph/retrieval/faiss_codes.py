@@ -89,6 +89,8 @@ def supported(kind: CodeKind, dim: int) -> CodeKind:
 
 def scaled(queries: Floats) -> Floats:
     """Return queries that order rows in the same way and whose products stay within float32."""
+    if len(queries) == 1 and _SMALL <= np.abs(queries).max() <= 1 / _SMALL:
+        return queries  # what nearly all are
     largest = np.abs(queries).max(axis=-1, keepdims=True)
     strange = (largest > 0) & ((largest > 1 / _SMALL) | (largest < _SMALL))
     return np.where(strange, queries / np.where(strange, largest, 1), queries) if strange.any() else queries
@@ -117,6 +119,8 @@ class IvfCodes:
         self.centroids: Floats = faiss.rev_swig_ptr(self._quantizer.get_xb(), count).reshape(-1, index.d)
         self._is_rabitq = isinstance(index, faiss.IndexIVFRaBitQ)
         self._lists: Any = None
+        #: Those of the last search without a selector; they point at nothing, and making them takes time.
+        self._settings: Any = None
 
     @classmethod
     def train(cls, kind: CodeKind, centroids: Floats, sample: Floats, lists: Rows) -> IvfCodes:
@@ -192,11 +196,11 @@ class IvfCodes:
         lists, near = coarse.nearest(self, queries, probes)
         found = np.empty((len(queries), count), np.int64)
         scores = np.empty((len(queries), count), np.float32)
-        # The selector and the parameters only point at what they are made from: all of it lives until the call is over.
-        selector = None if bits is None else faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
-        settings = faiss.IVFRaBitQSearchParameters() if self._is_rabitq else faiss.SearchParametersIVF()
-        settings.nprobe = probes
-        if selector is not None:
+        settings = self._settings_for(probes)
+        if bits is not None:
+            # The selector and the parameters only point at what they are made from: it lives until the call is over.
+            selector = faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
+            settings = self._new_settings(probes)
             settings.sel = selector
         pointer = faiss.swig_ptr
         self._index.search_preassigned_c(
@@ -204,6 +208,18 @@ class IvfCodes:
             *(_WITHOUT_PAIRS, settings),
         )
         return found
+
+    def _settings_for(self, probes: int) -> Any:
+        settings = self._settings
+        if settings is None or settings.nprobe != probes:
+            settings = self._settings = self._new_settings(probes)
+        return settings
+
+    def _new_settings(self, probes: int) -> Any:
+        faiss = _faiss()
+        settings = faiss.IVFRaBitQSearchParameters() if self._is_rabitq else faiss.SearchParametersIVF()
+        settings.nprobe = probes
+        return settings
 
     def nearest_lists(self, query: Floats, count: int) -> Rows:
         """Return the partitions that a search would look into, nearest first."""

@@ -207,19 +207,20 @@ class Segment:
         return np.concatenate([np.empty(0, np.int64), *(self.rows_of(int(one)) for one in ordinals)])
 
     def vectors(self, rows: Ordinals) -> Floats:
-        """Read scattered rows by exact ranges, and check them.
+        """Read scattered rows by exact ranges, and check them; those that follow each other are one range.
 
         Raises:
             DamagedPart: if one is damaged; file and row are named.
         """
         block = np.empty((len(rows), self.dim), np.float32)
-        size = self.dim * 4
+        size, at = self.dim * 4, 0
         started_s = time.perf_counter()
         try:
-            for at, row in enumerate(rows.tolist()):
-                os.preadv(self._raw_fd, [block[at]], row * size)
-                if at == _TRIED_ROWS and time.perf_counter() - started_s > _TRIED_ROWS * _WARM_S:
-                    self.announce(rows[at + 1 :])  # they come from the device: let it read them side by side
+            for run in _runs(rows):
+                first, at = at, run
+                os.preadv(self._raw_fd, [block[first:at].data], int(rows[first]) * size)
+                if first <= _TRIED_ROWS < at and time.perf_counter() - started_s > _TRIED_ROWS * _WARM_S:
+                    self.announce(rows[at:])  # they come from the device: let it read them side by side
         except OSError as error:
             raise RetrievalError(f"{self.folder / RAW}: {error.strerror}") from error
         self._verify(block, rows)
@@ -328,6 +329,11 @@ class Segment:
             self.item_namespaces.nbytes + self._seen.nbytes + (0 if self.row_items is None else self.row_items.nbytes)
         )
         return arrays + (self.codes.num_bytes if self.codes else 0)
+
+
+def _runs(rows: Ordinals) -> list[int]:
+    """Return where runs of rows that follow each other end: places behind their last one."""
+    return [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)] if len(rows) else []
 
 
 def _ranges(rows: Ordinals, gap: int) -> Sequence[tuple[int, int]]:
