@@ -125,9 +125,9 @@ class Experts:
             keys = answer.ways.keys
             is_full = self._judge(node, answer.chances(target))
         for table in self._tables:
-            for key in reversed(keys):  # the most general one last: it is then the youngest, and kept longest
-                if table.observe(key, target):
-                    is_full = True
+            # The most general key comes last: it is then the youngest, and kept longest.
+            if table.observe_all(reversed(keys), target):
+                is_full = True
         if is_full:
             self._answers.clear()
         else:
@@ -197,7 +197,7 @@ class Experts:
     def _judge(self, node: str, chances: Sequence[float]) -> bool:
         """Shift trust to the experts that expected what happened; return whether another node's had to go."""
         trust = self._trust.get(node) or _even()
-        weights = [weight * max(p, _LEAST_P) for weight, p in zip(trust, chances, strict=True)]
+        weights = [weight * (p if p > _LEAST_P else _LEAST_P) for weight, p in zip(trust, chances, strict=True)]
         kept = (1 - _SWITCH_RATE) / sum(weights)
         self._trust[node] = [weight * kept + _GOES_ROUND for weight in weights]
         self._trust.move_to_end(node)

@@ -96,6 +96,8 @@ class Level:
 
 def updates_of(outputs: object) -> tuple[Mapping[str, Any], ...]:
     """Return what a node's return value writes to the state of its own graph.  Looks into no value."""
+    if type(outputs) is dict:  # what most nodes return
+        return (fields,) if (fields := fields_of(outputs)) else ()
     found: list[Mapping[str, Any]] = []
     item: Any
     for item in islice(outputs, MAX_UPDATES) if isinstance(outputs, list | tuple) else (outputs,):

@@ -12,10 +12,13 @@ from pancake_langgraph.forecast import Clue
 from pancake_langgraph.wire.fields import MAX_CHARS, MAX_FIELDS
 
 _MAX_NAMES = 64
+_NONE: frozenset[str] = frozenset()
 
 
 def names_chosen(value: object) -> frozenset[str]:
     """Return what may be names of nodes, or labels that stand for them; longer texts are none and are not kept."""
+    if type(value) is dict:  # what most nodes return
+        return _NONE
     return frozenset(islice((name for name in _names(value) if len(name) <= MAX_CHARS), _MAX_NAMES))
 
 

@@ -270,7 +270,7 @@ class Runtime:
         if self._closed:
             return
         self._mailbox.put(signal)
-        if isinstance(signal, Requested) and self._actor is not None and self._actor.is_working:
+        if type(signal) is Requested and self._actor is not None and self._actor.is_working:
             self._mailbox.hurry()  # what computes for other calls gives way to this one
 
     def wire_extras(self, run_id: UUID, payload: Mapping[str, Any]) -> WireExtras:
