@@ -48,11 +48,17 @@ def is_pool_free(stack: Stack) -> bool:
     return False
 
 
-def waits_s() -> Iterator[float]:
-    """Yield times after which a call goes away: all over the time that a load takes."""
+def waits_s(call_s: float) -> Iterator[float]:
+    """Yield times after which a call goes away: all over the time that a load takes, before the call's end."""
     while True:  # not as many as there are prompts: each prompt gets another one in each round
         for milliseconds in range(10, 250, 19):
-            yield milliseconds / 1000.0
+            yield min(milliseconds / 1000.0, 0.8 * call_s)
+
+
+def timed_call_s(stack: Stack, number: int) -> float:
+    started_s = time.perf_counter()
+    complete(stack, number)
+    return time.perf_counter() - started_s
 
 
 def loaded_tokens(stack: Stack) -> float:
@@ -65,8 +71,13 @@ def test_calls_that_go_away_while_their_kv_is_loaded_leave_the_engine_alive_and_
     """LMCache reports such a request twice, as loaded and as ended; vLLM ends the engine at the second report."""
     stack = smol_stack
     assert stack.engine_process is not None
-    expected = [complete(stack, number) for number in range(NUM_PROMPTS)]
-    wait_s, num_gone, before = waits_s(), 0, loaded_tokens(stack)
+    # Computed, and loaded undisturbed: in bfloat16 sums of other shapes round differently, on some processors more.
+    right = [{complete(stack, number)} for number in range(NUM_PROMPTS)]
+    for _ in range(2):
+        for number, answers in enumerate(right):
+            answers.add(complete(stack, number))
+    call_s = min(timed_call_s(stack, number) for number in range(3))  # a machine may be faster than any fixed time
+    wait_s, num_gone, before = waits_s(call_s), 0, loaded_tokens(stack)
     for _ in range(NUM_ROUNDS):
         for number in range(NUM_PROMPTS):  # the pool holds a few of them: each was pushed out when its turn comes
             try:
@@ -75,7 +86,7 @@ def test_calls_that_go_away_while_their_kv_is_loaded_leave_the_engine_alive_and_
                 num_gone += 1
         assert stack.engine_process.healthy()
         assert is_pool_free(stack)
-        assert [complete(stack, number) for number in range(NUM_PROMPTS)] == expected
+        assert [n for n in range(NUM_PROMPTS) if complete(stack, n) not in right[n]] == []
     assert num_gone > NUM_PROMPTS
     assert loaded_tokens(stack) > before + NUM_PROMPTS * 320
 
