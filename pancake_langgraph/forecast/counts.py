@@ -49,6 +49,9 @@ class CountTable:
             if is_full:
                 self._rows.popitem(last=False)
         self._rows.move_to_end(key)
+        if len(row) == 1 and target in row:  # as mostly: nothing else gets smaller
+            row[target] = row[target] * self._decay + 1.0
+            return False
         for other in row:
             row[other] *= self._decay
         row[target] = row.get(target, 0.0) + 1.0
@@ -57,18 +60,6 @@ class CountTable:
                 del row[other]
             if len(row) > self._max_targets:
                 del row[min((t for t in row if t != target), key=lambda t: (row[t], t))]
-        return is_full
-
-    def observe_all(self, keys: Iterable[Key], target: str) -> bool:
-        """Count one transition under several keys, one after the other; return whether another key had to go for it."""
-        is_full = False
-        for key in keys:
-            row = self._rows.get(key)
-            if row is not None and len(row) == 1 and target in row:  # as mostly: nothing else to make smaller
-                self._rows.move_to_end(key)
-                row[target] = row[target] * self._decay + 1.0
-            elif self.observe(key, target):
-                is_full = True
         return is_full
 
     def row(self, key: Key) -> Mapping[str, float]:

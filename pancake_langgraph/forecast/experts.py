@@ -125,9 +125,9 @@ class Experts:
             keys = answer.ways.keys
             is_full = self._judge(node, answer.chances(target))
         for table in self._tables:
-            # The most general key comes last: it is then the youngest, and kept longest.
-            if table.observe_all(reversed(keys), target):
-                is_full = True
+            for key in reversed(keys):  # the most general one last: it is then the youngest, and kept longest
+                if table.observe(key, target):
+                    is_full = True
         if is_full:
             self._answers.clear()
         else:

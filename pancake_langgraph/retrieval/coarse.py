@@ -103,7 +103,8 @@ class CoarseSearch:
         self._chosen: CoarseDevice | None = None
         self._lock = threading.Lock()
         self._held: weakref.WeakKeyDictionary[Partitioned, HeldCentroids] = weakref.WeakKeyDictionary()
-        self._refused: weakref.WeakSet[Partitioned] = weakref.WeakSet()
+        #: Those that there was no room for, and what was left then.
+        self._refused: weakref.WeakKeyDictionary[Partitioned, int] = weakref.WeakKeyDictionary()
 
     @property
     def device(self) -> CoarseDevice:
@@ -135,36 +136,32 @@ class CoarseSearch:
                 return None
             if (known := self._held.get(codes)) is not None:
                 return known
-            refusal = self._refusal(codes)
-            if refusal is None:
-                try:
-                    held = self._held[codes] = hold(codes.centroids)
-                except BaseException:
-                    self._give_back(codes)
-                    raise
+            if self._left_bytes() <= self._refused.get(codes, -1):
+                return None  # no more is left than when it was refused: a refusal is slow, it asks the collector
+            try:
+                self._take_room(codes)
+                held = self._held[codes] = hold(codes.centroids)
+            except DeviceFull as error:
+                refusal, is_first = error, not self._chosen.num_refused
+                if codes not in self._refused:
+                    self._chosen = replace(self._chosen, num_refused=self._chosen.num_refused + 1)
+                self._refused[codes] = self._left_bytes()
+            except BaseException:
+                self._give_back(codes)
+                raise
+            else:
                 return held
-            is_first = not self._chosen.num_refused
-            if codes not in self._refused:
-                self._refused.add(codes)
-                self._chosen = replace(self._chosen, num_refused=self._chosen.num_refused + 1)
         if is_first:
             logger.warning("searches for partitions of a segment stay on the CPU: %s", refusal)
         return None
 
-    def _refusal(self, codes: Partitioned) -> DeviceFull | None:
-        """Take room for centroids; return why there is none."""
-        if self._budget is None:
-            return None
-        needs = {GPU: codes.centroids.nbytes}
-        left = self._budget.left_bytes(GPU)
-        if codes in self._refused and left is not None and left < codes.centroids.nbytes:
-            return DeviceFull("still no room")  # was said before; asking the collector each time would be slow
-        try:
+    def _left_bytes(self) -> int:
+        return 0 if self._budget is None else self._budget.left_bytes(GPU) or 0
+
+    def _take_room(self, codes: Partitioned) -> None:
+        if self._budget is not None:
             self._budget.take(_SCRATCH_OWNER, SCRATCH, {GPU: self._scratch_bytes})
-            self._budget.take(codes, CENTROIDS, needs)
-        except DeviceFull as error:
-            return error
-        return None
+            self._budget.take(codes, CENTROIDS, {GPU: codes.centroids.nbytes})
 
     def _give_back(self, codes: Partitioned) -> None:
         if self._budget is not None:

@@ -89,9 +89,9 @@ def supported(kind: CodeKind, dim: int) -> CodeKind:
 
 def scaled(queries: Floats) -> Floats:
     """Return queries that order rows in the same way and whose products stay within float32."""
-    if len(queries) == 1 and _SMALL <= np.abs(queries).max() <= 1 / _SMALL:
-        return queries  # what nearly all are
     largest = np.abs(queries).max(axis=-1, keepdims=True)
+    if ((largest >= _SMALL) & (largest <= 1 / _SMALL)).all():
+        return queries  # as nearly all are
     strange = (largest > 0) & ((largest > 1 / _SMALL) | (largest < _SMALL))
     return np.where(strange, queries / np.where(strange, largest, 1), queries) if strange.any() else queries
 

@@ -18,7 +18,7 @@ _PROBES: Final = {"fast": 24, "balanced": 48}
 #: Rows that a walk through a graph remembers.
 _WALK: Final = {"fast": 24, "balanced": 64}
 _USUAL_LISTS: Final = 4096
-_CANDIDATES: Final = {"fast": 8, "balanced": 14}
+_CANDIDATES: Final = {"fast": 8, "balanced": 16}
 _MIN_CANDIDATES: Final = 64
 #: Segments of sizes within this factor are of one tier.
 _TIER: Final = 4

@@ -219,7 +219,7 @@ class Segment:
             for run in _runs(rows):
                 first, at = at, run
                 os.preadv(self._raw_fd, [block[first:at].data], int(rows[first]) * size)
-                if first <= _TRIED_ROWS < at and time.perf_counter() - started_s > _TRIED_ROWS * _WARM_S:
+                if first <= _TRIED_ROWS < at and time.perf_counter() - started_s > at * _WARM_S:
                     self.announce(rows[at:])  # they come from the device: let it read them side by side
         except OSError as error:
             raise RetrievalError(f"{self.folder / RAW}: {error.strerror}") from error

@@ -20,6 +20,7 @@ from pydantic import BaseModel, PrivateAttr
 
 from pancake_langgraph import DeviceBudget, DeviceFull, PancakeStore, PancakeVectorStore
 from pancake_langgraph._errors import ConfigError
+from pancake_langgraph.retrieval import coarse
 from pancake_langgraph.retrieval.coarse import GPU, SCRATCH, CoarseDevice, CoarseSearch, Floats, Near, nearest_on_cpu
 from pancake_langgraph.retrieval.device_budget import Taken
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine
@@ -481,6 +482,25 @@ def test_what_faiss_takes_for_itself_counts_once() -> None:
     check(gpu.search(budget, 100), other, 3)
     assert [part.num_bytes for part in budget.taken()] == [100, 512, 512]
     assert budget.taken()[0].name == SCRATCH
+
+
+def test_what_was_refused_is_asked_for_again_only_when_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, budget, codes, other = Gpu(), DeviceBudget({GPU: 1_000}), Codes(1), Owner()
+    budget.take(other, "another model", {GPU: 100})
+    search, asked = gpu.search(budget, 900), []
+    monkeypatch.setattr("pancake_langgraph.retrieval.device_budget.gc.collect", lambda: asked.append("collector"))
+    for _ in range(5):  # there is room for what Faiss takes, or for the centroids, and not for both
+        check(search, codes, 3)
+    assert (asked, gpu.asked, search.device.num_refused) == (["collector"], [], 1)
+    del other  # leaves 100, which is not enough
+    check(search, codes, 3)
+    budget.give_back(coarse._SCRATCH_OWNER)
+    check(search, codes, 3)
+    assert gpu.asked == []
+    small = Gpu().search(DeviceBudget({GPU: 600}), 900)
+    for _ in range(5):
+        check(small, codes, 3)
+    assert len(asked) == 4
 
 
 @pytest.mark.parametrize("fails", ["hold", "nearest"])
