@@ -22,6 +22,8 @@ from pancake_langgraph.bench.other_stores import chroma_collection, langchain_fa
 from pancake_langgraph.bench.partition_cache import PartitionCache
 from pancake_langgraph.bench.vector_sets import VectorSet, nearest
 from pancake_langgraph.retrieval.base import Item, ItemId, Query, VectorEngine
+from pancake_langgraph.retrieval.partitions import PrefetchesPartitions
+from pancake_langgraph.retrieval.segment import MAPPED_BYTES
 from pancake_langgraph.weights._folder import file_sha256
 
 K: Final = 10
@@ -295,10 +297,22 @@ class SearchArms:
         )
 
     def _pancake_cold(self) -> OpenedArm:
-        engine = self.engine
+        engine, folder = self.engine, self._folder / "pancake"
+        # What the engine has mapped the system does not forget; of much it maps nothing.
+        cooled = engine if isinstance(engine, PrefetchesPartitions) else None
+        may_map = cooled is not None and self._set.base.nbytes <= MAPPED_BYTES
+        every = (
+            [one.id for one in cooled.partitions(self._set.queries[0], ALL_PARTITIONS)] if cooled and may_map else []
+        )
+
+        def cool() -> None:
+            if cooled is not None:
+                cooled.cool(every)
+            drop_pages(folder)
+
         return OpenedArm(
             lambda query: _search_engine(engine, self._set.queries[query]),
-            prepare=lambda: drop_pages(self._folder / "pancake"),
+            prepare=cool,
             memory_bytes=engine.stats().memory_bytes,
         )
 

@@ -393,6 +393,8 @@ def _merged(old: Sequence[BaseMessage], written: object) -> tuple[list[BaseMessa
         last = max(n for n, message in enumerate(new) if message.id == _REMOVE_ALL)
         return [message for message in new[last + 1 :] if not isinstance(message, RemoveMessage)], False
     by_id = {message.id: message for message in new if message.id is not None}
+    if not removed and by_id.keys().isdisjoint([message.id for message in old]):  # as mostly: all are new
+        return [*old, *new], True
     kept = [by_id.pop(message.id, message) for message in old if message.id not in removed]  # type: ignore[arg-type]
     grew = not removed and all(kept[n] is message or _same(kept[n], message) for n, message in enumerate(old))
     added = [m for m in new if not isinstance(m, RemoveMessage) and (m.id is None or m.id in by_id)]

@@ -117,7 +117,8 @@ class _Search:
     def __init__(self, state: State, asked: Sequence[Asked], settings: Settings) -> None:
         self._state, self._asked, self._settings = state, asked, settings
         self._queries: Floats = np.stack([one.vector for one in asked])
-        self._lengths = np.linalg.norm(self._queries.astype(np.float64), axis=1)
+        self._wide = self._queries.astype(np.float64)
+        self._lengths = np.sqrt((self._wide * self._wide).sum(axis=1)).tolist()
         self._wanted = max(one.wanted for one in asked)
         self._view, self._key = asked[0].view, asked[0].key
         self._hashes = hashes_of_allowed(self._view, state)
@@ -216,7 +217,7 @@ class _Search:
                 few = few[~bits_at(source.dead_rows, few)]
             return few, None, len(few)
         bits, count = live_rows(mask, source)
-        return None, bits, count
+        return None, None if count == segment.entry.num_rows else bits, count  # asking for each row takes time
 
     def _scan(
         self, source: SegmentView, rows: Ordinals | None, bits: Bits | None, visible: int, queries: Sequence[int]
@@ -267,15 +268,14 @@ class _Search:
 
     def _chosen(self, products: Floats, block: Block, query: int, longest: float) -> Found:
         """Return the items of a block that may be among the best, with their scores."""
-        reach = longest * float(self._lengths[query])
+        reach = longest * self._lengths[query]
         if len(products) > self._wanted and reach < _LARGEST:
             threshold = _threshold(products, block.items, self._wanted)
             kept = np.flatnonzero(products >= threshold - 2 * _ROUNDING * len(self._queries[query]) * reach)
         else:
             kept = np.arange(len(products))
         rows = kept if block.where is None else block.where[kept]
-        wide = block.vectors[rows].astype(np.float64)
-        scores = (wide * self._queries[query].astype(np.float64)).sum(axis=1)
+        scores = (block.vectors[rows] * self._wide[query]).sum(axis=1)
         small = np.abs(scores) < _LARGEST
         scores[small] = scores[small].astype(np.float32)
         return Found(scores, block.items[kept])
@@ -294,39 +294,36 @@ def _threshold(products: Floats, items: Ordinals, wanted: int) -> float:
 
 
 def _cut(parts: Sequence[Found], wanted: int) -> Found:
-    """Join parts: each item once, by its best row; the best `wanted` and those equal to the last of them."""
+    """Join parts: each item once, by its best row; in no order the best `wanted` and those equal to their last."""
     if len(parts) == 1:
         scores, ordinals = parts[0].scores, parts[0].ordinals
     else:
         scores = np.concatenate([np.empty(0), *(part.scores for part in parts)])
         ordinals = np.concatenate([np.empty(0, np.int64), *(part.ordinals for part in parts)])
-    order = np.argsort(-scores, kind="stable")
-    scores, ordinals = scores[order], ordinals[order]
     if len(set(ordinals.tolist())) < len(ordinals):
-        _, first = np.unique(ordinals, return_index=True)
-        first.sort()
-        scores, ordinals = scores[first], ordinals[first]
+        order = np.argsort(-scores, kind="stable")
+        _, first = np.unique(ordinals[order], return_index=True)
+        scores, ordinals = scores[order[first]], ordinals[order[first]]
     if len(scores) > wanted:
-        kept = scores >= scores[wanted - 1]
+        kept = scores >= np.partition(scores, len(scores) - wanted)[len(scores) - wanted]
         scores, ordinals = scores[kept], ordinals[kept]
     return Found(scores, ordinals)
 
 
 def _hits(sources: Sequence[Source], found: Sequence[Found], asked: Asked) -> list[Hit]:
     """Return the best over all sources."""
-    scores = np.concatenate([part.scores for part in found])
-    which = np.repeat(np.arange(len(found)), [len(part.scores) for part in found])
-    ordinals = np.concatenate([part.ordinals for part in found])
-    if len(scores) > asked.wanted:
-        kept = scores >= np.partition(scores, len(scores) - asked.wanted)[len(scores) - asked.wanted]
-        scores, which, ordinals = scores[kept], which[kept], ordinals[kept]
-    for at, source in enumerate(sources):
-        if isinstance(source, SegmentView):
-            source.segment.announce_documents(ordinals[which == at].tolist())
-    entries = [
-        (score, entry_of(sources[source], ordinal))
-        for score, source, ordinal in zip(scores.tolist(), which.tolist(), ordinals.tolist(), strict=True)
+    chosen = [
+        (score, source, ordinal)
+        for source, part in zip(sources, found, strict=True)
+        for score, ordinal in zip(part.scores.tolist(), part.ordinals.tolist(), strict=True)
     ]
+    if len(chosen) > asked.wanted:
+        last = sorted([score for score, _, _ in chosen], reverse=True)[asked.wanted - 1]
+        chosen = [one for one in chosen if one[0] >= last]
+    for source in sources:
+        if isinstance(source, SegmentView):
+            source.segment.announce_documents([ordinal for _, one, ordinal in chosen if one is source])
+    entries = [(score, entry_of(source, ordinal)) for score, source, ordinal in chosen]
     entries.sort(key=lambda pair: best_first(pair[0], pair[1].id))
     # Last of all: what leaves the engine is on the list, whatever an index said.
     allowed = asked.view.allowed

@@ -114,3 +114,16 @@ def mapped(path: Path, columns: int = 0) -> NDArray[Any]:
         data.madvise(mmap.MADV_RANDOM)
     numbers = np.frombuffer(data, kind)
     return numbers.reshape(-1, columns) if columns else numbers
+
+
+def let_go(numbers: NDArray[Any], start: int, end: int) -> None:
+    """Give up the memory of some bytes of a mapped file: read again, they are looked up again.
+
+    As long as a process has them mapped, the system cannot be told to forget them.
+    """
+    data: Any = numbers
+    while isinstance(data, np.ndarray):
+        data = data.base
+    if isinstance(data, memoryview) and isinstance(data.obj, mmap.mmap):
+        first = start - start % mmap.PAGESIZE
+        data.obj.madvise(mmap.MADV_DONTNEED, first, end - first)

@@ -46,12 +46,11 @@ class Warmth:
         return num_bytes
 
     def cool(self, state: State, ids: Sequence[PartitionId]) -> None:
-        """Tell the system that partitions are not needed."""
+        """Tell the system that partitions are not needed, whoever had them read."""
         segments = _segments(state)
         with self._lock:
-            gone = [one for one in ids if one in self._warm]
-            self._warm.difference_update(gone)
-        for name, number in gone:
+            self._warm.difference_update(ids)
+        for name, number in dict.fromkeys(ids):
             found = _codes(segments, name, number)
             if found is not None:
                 found[0].forget(np.sort(found[1].rows_in(number)))

@@ -15,8 +15,9 @@ from pancake_langgraph._errors import RuntimeClosed
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 _STOP_TIMEOUT_S = 5.0
-#: How long items may wait that come right behind others; short beside what is done about them.
-LOOK_AGAIN_S: Final = 0.003
+#: How long items may wait that come right behind others: short beside the pauses and calls that are made use of.  A
+#: look costs about what taking in an item does.
+LOOK_AGAIN_S: Final = 0.008
 #: From so many items on that wait, it is asked whether the loop that shall look at them is still there.
 MANY_ITEMS: Final = 256
 _CLOSED = "the runtime is closed (or was started before a fork); make a new one, or attach again"

@@ -32,7 +32,7 @@ class OpenSpan:
 
     def __post_init__(self) -> None:
         """Write the id out once: it stands in every event of the span and of those inside."""
-        self.span_id = SpanId(str(self.opened.run_id))
+        self.span_id = SpanId(self.opened.run_id.hex)
 
 
 class SpanBook:
@@ -105,7 +105,7 @@ class SpanBook:
         self._record(
             SpanMarked(
                 at_s=signal.at_s,
-                span_id=span.span_id if span is not None else SpanId(str(signal.run_id)),
+                span_id=span.span_id if span is not None else SpanId(signal.run_id.hex),
                 mark=MarkKind.FIRST_TOOL_NAME if named else MarkKind.FIRST_TOKEN,
                 value=signal.tool_name if isinstance(signal, ToolNamed) else "",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from pancake_langgraph._types import NodeId
@@ -98,7 +98,7 @@ class Trail:
     start: Leaf | None
     levels: OrderedDict[str, Level] = field(default_factory=OrderedDict)
     open: OrderedDict[str, Task] = field(default_factory=OrderedDict)
-    running: Counter[NodeId] = field(default_factory=Counter)
+    running: dict[NodeId, int] = field(default_factory=dict)
     is_cut: bool = False
 
     def beside(self, node: str) -> tuple[NodeId, ...]:

@@ -7,7 +7,7 @@ what led to it leads to its first nodes, and its last nodes lead on.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
@@ -211,7 +211,7 @@ class Trails:
                 trail.running[lost.leaf.node] -= 1
         if task.leaf is not None:
             task.leaf.started_at_s = at_s
-            trail.running[task.leaf.node] += 1
+            trail.running[task.leaf.node] = trail.running.get(task.leaf.node, 0) + 1
 
     def _sources(self, level: Level, opened: Opened, node: NodeId, topology: Topology | None) -> tuple[Leaf, ...]:
         """Return the executions that made `node` start."""
@@ -235,9 +235,9 @@ class Trails:
         return level.origins
 
     def _learn_start(self, opened: Opened, node: NodeId, sources: Sequence[Leaf]) -> None:
-        seen: Counter[NodeId] = Counter()
+        seen: dict[NodeId, int] = {}
         for leaf in sources:
-            seen[leaf.node] += 1
+            seen[leaf.node] = seen.get(leaf.node, 0) + 1
             if node in leaf.followers:
                 continue
             if seen[leaf.node] > MAX_EQUAL_SOURCES:

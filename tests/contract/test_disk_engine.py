@@ -151,6 +151,43 @@ def test_partitions_that_were_warmed_hold_what_is_found(tmp_path: Path) -> None:
     engine.close()
 
 
+def mapped_kib(folder: Path) -> int:
+    """Return how much of the vectors of an index this process has in memory where they are mapped."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    maps = [at for at, line in enumerate(lines) if str(folder) in line and "raw.f32" in line]
+    return sum(int(one.split()[1]) for at in maps for one in lines[at : at + 5] if one.startswith("Rss:"))
+
+
+def answers(engine: DiskVectorEngine) -> list[list[tuple[ItemId, float]]]:
+    """Return what is found for all that is asked."""
+    return [[(hit.item.id, hit.score) for hit in hits] for hits in engine.search([Query(one) for one in ASKED])]
+
+
+def test_vectors_that_were_read_are_taken_from_the_mapped_file_until_they_are_let_go(
+    tmp_path: Path,
+) -> None:
+    filled(tmp_path).close()
+    engine = made(tmp_path)
+    assert mapped_kib(tmp_path) == 0
+    read = answers(engine)
+    assert answers(engine) == read
+    assert mapped_kib(tmp_path) > 0
+    engine.cool([one.id for one in engine.partitions(ASKED[0], 10**6)])
+    assert mapped_kib(tmp_path) == 0
+    assert [answers(engine), answers(engine)] == [read, read]
+    assert mapped_kib(tmp_path) > 0
+    engine.close()
+
+
+def test_vectors_of_large_segments_are_always_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pancake_langgraph.retrieval.segment.MAPPED_BYTES", VECTORS.nbytes - 1)
+    filled(tmp_path).close()
+    engine = made(tmp_path)
+    assert answers(engine) == answers(engine)
+    assert mapped_kib(tmp_path) == 0
+    engine.close()
+
+
 def test_deleted_and_replaced_items_of_a_coded_segment_are_never_found(tmp_path: Path) -> None:
     engine = filled(tmp_path)
     engine.delete([item.id for item in items(range(0, NUM, 2))])
