@@ -14,7 +14,8 @@ from pancake_langgraph.prompts.shape import PromptShape, compare, cut, sizes_of
 MAX_READINGS = 12
 #: Calls that must agree before a reading is trusted.
 TRUSTED_CALLS = 2
-#: Once so many calls agreed with a whole reading, only the best ones are still compared with each call.
+#: Once so many calls agreed with a whole reading, only the best ones are kept; the second is compared with a call that
+#: does not agree with the first.
 SETTLED_CALLS = 4
 SETTLED_READINGS = 2
 #: A reading that covers this share of a prompt leaves nothing to look for.
@@ -49,6 +50,7 @@ class ShapeLearner:
         self._calls = 0
         self._fruitless = 0
         self._wait = 0
+        self._is_settled = False
 
     def __len__(self) -> int:
         """Return how many readings are kept."""
@@ -67,6 +69,9 @@ class ShapeLearner:
         """Learn from one call; `known` is the state that its node had read, if it was seen."""
         state = known or Known({})
         call = _Call(messages, sizes_of(messages), state, thread_id, memo)
+        self._calls += 1
+        if self._is_settled and self._holds(call):
+            return
         checked = [_checked(reading, call) for reading in self._readings]
         readings = [reading for reading in checked if reading is not None]
         if known is not None and self._is_worth_it(readings):
@@ -75,10 +80,19 @@ class ShapeLearner:
         shapes = [reading.shape for reading in readings]
         self._readings = [r for n, r in enumerate(readings) if r.shape not in shapes[:n]]
         best = readings[0] if readings else None
-        is_settled = best is not None and best.confirmed >= SETTLED_CALLS and best.share >= WHOLE_SHARE
-        del self._readings[SETTLED_READINGS if is_settled else MAX_READINGS :]
+        self._is_settled = best is not None and best.confirmed >= SETTLED_CALLS and best.share >= WHOLE_SHARE
+        del self._readings[SETTLED_READINGS if self._is_settled else MAX_READINGS :]
         self._best = _best_of(self._readings)
-        self._calls += 1
+
+    def _holds(self, call: _Call) -> bool:
+        """Note one more call that the first reading tells all of; return false, and note nothing, where it does not."""
+        first = self._readings[0]
+        checked = _checked(first, call)
+        if checked is None or checked.shape is not first.shape or checked.share < WHOLE_SHARE:
+            return False
+        self._readings[0] = self._best = checked
+        self._fruitless = 0
+        return True
 
     def _is_worth_it(self, readings: Sequence[Reading]) -> bool:
         if any(reading.trusted and reading.share >= WHOLE_SHARE for reading in readings):
@@ -99,7 +113,7 @@ class ShapeLearner:
         for shape in shapes_of(call.messages, call.known.fields, call.memo, literal_head=self._literal_head):
             if shape in have:
                 continue
-            is_likely = self._calls == 0 and shape.is_common
+            is_likely = self._calls == 1 and shape.is_common
             share = compare(render(shape.parts, call.known, call.memo), call.messages, call.sizes).share
             found.append(Reading(shape, TRUSTED_CALLS if is_likely else 1, call.thread_id, share))
         return found
