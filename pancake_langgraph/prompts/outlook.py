@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from langchain_core.messages import BaseMessage, RemoveMessage
 from langgraph.types import Command, Send
 
 from pancake_langgraph.prompts.fields import MAX_FIELDS, Fields, as_messages, fields_of, is_messages
 from pancake_langgraph.prompts.parts import Known
 from pancake_langgraph.prompts.prediction import Trust
+from pancake_langgraph.prompts.reducers import Reducer, Writes, begins, reduced, same_atom
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -22,19 +21,7 @@ _V = TypeVar("_V")
 #: Nodes, fields and levels whose habits are remembered.
 MAX_HABITS: Final = 2048
 MAX_UPDATES: Final = 16
-#: Writes to one field in one step that are put in order.
-MAX_STEP_WRITES: Final = 64
-_REMOVE_ALL: Final = "__remove_all__"
 NOTHING: Final = Known({}, all_unsure=True)
-
-
-class Reducer(StrEnum):
-    """How a write to a field and its old value make the new one."""
-
-    REPLACE = "replace"
-    APPEND = "append"
-    MESSAGES = "add messages"
-    UNKNOWN = "unknown"
 
 
 @dataclass(slots=True)
@@ -44,33 +31,6 @@ class Habit:
     writes: set[str] = field(default_factory=set)
     rewrites: set[str] = field(default_factory=set)
     ends: int = 0
-
-
-@dataclass(slots=True)
-class Writes:
-    """What the nodes of one step wrote to one field, which had the value `before`; LangGraph orders them by task."""
-
-    before: object
-    writes: list[tuple[str, int, object]] = field(default_factory=list)
-
-    @property
-    def is_unordered(self) -> bool:
-        """Whether the order of the writes cannot be told."""
-        unknown = len(self.writes) > 1 and any(not order for order, _, _ in self.writes)
-        return unknown or len(self.writes) > MAX_STEP_WRITES
-
-    def add(self, order: str, written: object) -> None:
-        """Take in one write."""
-        if len(self.writes) <= MAX_STEP_WRITES:
-            self.writes.append((order, len(self.writes), written))
-
-    def value(self, reducer: Reducer | None, *, before: str | None = None) -> object:
-        """Return the value after all writes, or after those of tasks that are ordered before `before`."""
-        value = self.before
-        for order, _, written in sorted(self.writes, key=lambda write: write[:2]):
-            if before is None or order < before:
-                value = _reduced(value, written, reducer)[0]
-        return value
 
 
 @dataclass(slots=True)
@@ -268,7 +228,7 @@ class Outlook:
         if outer is None or (not spot.is_pushed and level.fields):
             return
         key = graph_id, f"{spot.path}|{spot.node}" if spot.path else spot.node
-        same = all(_begins(value, outer.fields.get(name)) for name, value in fields.items() if is_messages(value))
+        same = all(begins(value, outer.fields.get(name)) for name, value in fields.items() if is_messages(value))
         doubt = self._foreign.get(key, 0)
         _put(self._foreign, key, max(doubt - 1, 0) if same and not spot.is_pushed else 2, MAX_HABITS)
 
@@ -282,7 +242,7 @@ class Outlook:
         seen = [name for name in level.input_fields if is_messages(fields.get(name))]
         if seen:
             pairs = [(fields[name], as_messages(level.fields.get(name)) or []) for name in seen]
-            right = all(_begins(now, then) and len(now) == len(then) for now, then in pairs)
+            right = all(begins(now, then) and len(now) == len(then) for now, then in pairs)
             self._trust(graph_id).note(right=right)
         level.input_fields = ()
 
@@ -301,7 +261,7 @@ class Outlook:
             level.unsure.add(name)
             level.fields[name] = step.before
             return
-        value, grew = _reduced(step.before, written, reducer)
+        value, grew = reduced(step.before, written, reducer)
         if reducer is not Reducer.REPLACE:
             (habit.rewrites.discard if grew else habit.rewrites.add)(name)
         level.fields[name] = value if len(step.writes) == 1 else step.value(reducer)
@@ -322,7 +282,7 @@ class Outlook:
         elif is_messages(now):
             kind = Reducer.MESSAGES  # its reducer makes a new list each time
         elif not isinstance(now, list):
-            kind = Reducer.REPLACE if _same_atom(now, written) else Reducer.UNKNOWN
+            kind = Reducer.REPLACE if same_atom(now, written) else Reducer.UNKNOWN
         elif not isinstance(written, list):
             kind = Reducer.UNKNOWN
         elif isinstance(old, list) and old and len(now) == len(old) + len(written) and now[0] is old[0]:
@@ -353,52 +313,6 @@ class Spot:
 
 def _lists_of(level: Level) -> list[Sequence[object]]:
     return [value for value in level.fields.values() if is_messages(value)]
-
-
-def _begins(value: object, head: object) -> bool:
-    """Whether a list of messages begins with another, by its length and ends."""
-    if not isinstance(value, list | tuple) or not isinstance(head, list | tuple) or len(head) > len(value):
-        return False
-    return not head or (_same(value[0], head[0]) and _same(value[len(head) - 1], head[-1]))
-
-
-def _same(left: object, right: object) -> bool:
-    return left is right or (
-        isinstance(left, BaseMessage) and isinstance(right, BaseMessage) and left.content == right.content
-    )
-
-
-def _same_atom(left: object, right: object) -> bool:
-    if isinstance(left, str) and isinstance(right, str):
-        return len(left) == len(right) and left == right
-    return isinstance(left, int | float | None) and left == right
-
-
-def _reduced(old: object, written: object, reducer: Reducer | None) -> tuple[object, bool]:
-    """Return a field's value after a write, and whether what was there stayed as it was."""
-    if reducer is Reducer.MESSAGES or (reducer is None and (is_messages(old) or is_messages(written))):
-        return _merged(old if is_messages(old) else [], written)  # type: ignore[arg-type]
-    if reducer is Reducer.APPEND and isinstance(old, list) and isinstance(written, list):
-        return [*old, *written], True
-    return written, False
-
-
-def _merged(old: Sequence[BaseMessage], written: object) -> tuple[list[BaseMessage], bool]:
-    """Add messages as LangGraph's reducer does; return whether the old ones stayed as they were."""
-    new = as_messages(written)
-    if new is None:
-        return list(old), True
-    removed = {message.id for message in new if isinstance(message, RemoveMessage)}
-    if _REMOVE_ALL in removed:
-        last = max(n for n, message in enumerate(new) if message.id == _REMOVE_ALL)
-        return [message for message in new[last + 1 :] if not isinstance(message, RemoveMessage)], False
-    by_id = {message.id: message for message in new if message.id is not None}
-    if not removed and by_id.keys().isdisjoint([message.id for message in old]):  # as mostly: all are new
-        return [*old, *new], True
-    kept = [by_id.pop(message.id, message) for message in old if message.id not in removed]  # type: ignore[arg-type]
-    grew = not removed and all(kept[n] is message or _same(kept[n], message) for n, message in enumerate(old))
-    added = [m for m in new if not isinstance(m, RemoveMessage) and (m.id is None or m.id in by_id)]
-    return [*kept, *added], grew
 
 
 def _put(table: OrderedDict[_K, _V], key: _K, value: _V, limit: int) -> None:
