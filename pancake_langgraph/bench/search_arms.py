@@ -298,7 +298,7 @@ class SearchArms:
 
     def _pancake_cold(self) -> OpenedArm:
         engine, folder = self.engine, self._folder / "pancake"
-        # What the engine has mapped the system does not forget; of much it maps nothing.
+        # What the engine has mapped the system does not forget; in large segments it maps nothing for what codes found.
         cooled = engine if isinstance(engine, PrefetchesPartitions) else None
         may_map = cooled is not None and self._set.base.nbytes <= MAPPED_BYTES
         every = (

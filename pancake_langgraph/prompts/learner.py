@@ -70,8 +70,11 @@ class ShapeLearner:
         state = known or Known({})
         call = _Call(messages, sizes_of(messages), state, thread_id, memo)
         self._calls += 1
-        if self._is_settled and self._holds(call):
-            return
+        if self._is_settled:
+            if self._holds(call):
+                return
+            # What the others agreed with has not been looked at for a while: they have to earn trust anew.
+            self._readings[1:] = [reading._replace(confirmed=0) for reading in self._readings[1:]]
         checked = [_checked(reading, call) for reading in self._readings]
         readings = [reading for reading in checked if reading is not None]
         if known is not None and self._is_worth_it(readings):

@@ -66,17 +66,25 @@ def _merged(old: Sequence[BaseMessage], written: object) -> tuple[list[BaseMessa
     new = as_messages(written)
     if new is None:
         return list(old), True
-    removed = {message.id for message in new if isinstance(message, RemoveMessage)}
-    if _REMOVE_ALL in removed:
-        last = max(n for n, message in enumerate(new) if message.id == _REMOVE_ALL)
-        return [message for message in new[last + 1 :] if not isinstance(message, RemoveMessage)], False
-    by_id = {message.id: message for message in new if message.id is not None}
-    if not removed and by_id.keys().isdisjoint([message.id for message in old]):  # as mostly: all are new
-        return [*old, *new], True
-    kept = [by_id.pop(message.id, message) for message in old if message.id not in removed]  # type: ignore[arg-type]
-    grew = not removed and all(kept[n] is message or _same(kept[n], message) for n, message in enumerate(old))
-    added = [m for m in new if not isinstance(m, RemoveMessage) and (m.id is None or m.id in by_id)]
-    return [*kept, *added], grew
+    all_removed = [n for n, m in enumerate(new) if m.id == _REMOVE_ALL and isinstance(m, RemoveMessage)]
+    if all_removed:
+        return new[all_removed[-1] + 1 :], False
+    places = {message.id: n for n, message in enumerate(old)}
+    merged, removed, grew = list(old), set[str | None](), True
+    for message in new:
+        at = places.get(message.id) if message.id is not None else None
+        if isinstance(message, RemoveMessage):
+            removed.add(message.id)
+        elif at is None:
+            places[message.id] = len(merged)
+            merged.append(message)
+        else:
+            removed.discard(message.id)
+            grew = grew and (at >= len(old) or merged[at] is message or _same(merged[at], message))
+            merged[at] = message
+    if removed:
+        return [message for message in merged if message.id not in removed], False
+    return merged, grew
 
 
 def begins(value: object, head: object) -> bool:

@@ -181,7 +181,7 @@ class CoarseSearch:
 def nearest_on_cpu(centroids: Floats, queries: Floats, count: int) -> Near:
     """Return for each query the `count` partitions of the largest products, nearest first.
 
-    Searches gain a sixth by that order: what they meet later is hardly among the best, and need not be kept.
+    Searches gain by that order: what they meet later is hardly among the best, and need not be put in its place.
     """
     products = queries @ centroids.T
     lists = _top(products, count)

@@ -223,9 +223,8 @@ class IvfCodes:
 
     def nearest_lists(self, query: Floats, count: int) -> Rows:
         """Return the partitions that a search would look into, nearest first."""
-        lists, products = nearest_on_cpu(self.centroids, scaled(query[None]), min(count, self.num_lists))
-        ordered: Rows = lists[0][np.argsort(-products[0], kind="stable")]
-        return ordered
+        nearest: Rows = nearest_on_cpu(self.centroids, scaled(query[None]), min(count, self.num_lists))[0][0]
+        return nearest
 
     def num_rows_in(self, number: int) -> int:
         """Return how many rows a partition has."""

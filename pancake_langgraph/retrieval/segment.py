@@ -43,6 +43,7 @@ from pancake_langgraph.retrieval.segment_files import (
     is_whole,
     let_go,
     mapped,
+    num_faults,
     opened,
     row_sums,
 )
@@ -54,12 +55,10 @@ _GAP: Final = 8
 #: A row that takes longer than this was not in the page cache; so many are read to see that.
 _WARM_S: Final = 10e-6
 _TRIED_ROWS: Final = 4
-#: No row that is in the page cache takes so long, not even one that the process has to map first.
-_FAULT_S: Final = 50e-6
 _MAX_RANGES: Final = 64
 _READ_AHEAD: Final = 1 << 16
-#: The vectors of smaller segments are copied from the mapped file once they were read: that takes a sixth of the time
-#: of reading them.  What is mapped counts as the process's own memory, which is kept small where there is much.
+#: The vectors of segments up to this size are copied from the mapped file once they were read, which takes much less
+#: time than reading them.  What is mapped counts as the process's own memory, so that of larger ones it is left out.
 MAPPED_BYTES: Final = 256 << 20
 
 
@@ -222,23 +221,27 @@ class Segment:
 
         Raises:
             DamagedPart: if one is damaged; file and row are named.
+            CorruptIndex: if the file ends before one.
         """
         if not len(self._near):
             block = self._read(rows)
         elif (near := self._near[rows]).all():
             block = self._taken(rows)
         else:
-            block = np.empty((len(rows), self.dim), np.float32)
-            block[near], block[~near] = self._taken(rows[near]), self._read(rows[~near])
-            self._near[rows] = True
+            block, far = np.empty((len(rows), self.dim), np.float32), rows[~near]
+            block[near], block[~near] = self._taken(rows[near]), self._read(far)
+            self._near[far] = True
         self._verify(block, rows)
         return block
 
     def _taken(self, rows: Ordinals) -> Floats:
-        """Copy rows that should be in the page cache; where that took long, they will be read the next time."""
-        started_s = time.perf_counter()
-        block: Floats = self.raw[rows]
-        if time.perf_counter() - started_s > _FAULT_S + len(rows) * _WARM_S:
+        """Copy rows that should be in the page cache; where the first are not, read them all."""
+        if os.fstat(self._raw_fd).st_size < self.raw.nbytes:
+            return self._read(rows)  # which says so: to touch what is missing would end the process
+        faults = num_faults()
+        block: Floats = self.raw[rows[:_TRIED_ROWS]]
+        block = self.raw[rows] if num_faults() == faults else self._read(rows)
+        if num_faults() > faults:
             self._near[rows] = False
         return block
 
@@ -250,7 +253,9 @@ class Segment:
         try:
             for run in _runs(rows):
                 first, at = at, run
-                os.preadv(self._raw_fd, [block[first:at].data], int(rows[first]) * size)
+                got = os.preadv(self._raw_fd, [block[first:at].data], int(rows[first]) * size)
+                if got < (at - first) * size:
+                    raise CorruptIndex(f"{self.folder / RAW}: it ends before row {rows[at - 1]}; {REPAIR}")
                 if first <= _TRIED_ROWS < at and time.perf_counter() - started_s > at * _WARM_S:
                     self.announce(rows[at:])  # they come from the device: let it read them side by side
         except OSError as error:
@@ -362,6 +367,7 @@ class Segment:
         arrays = (
             self.item_namespaces.nbytes + self._seen.nbytes + (0 if self.row_items is None else self.row_items.nbytes)
         )
+        arrays += self._near.nbytes
         return arrays + (self.codes.num_bytes if self.codes else 0)
 
 

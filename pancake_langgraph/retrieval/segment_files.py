@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import struct
 import zlib
 from functools import cache
@@ -46,6 +47,7 @@ CODES: Final = "codes.faiss"
 #: Files that a reader does not look through when it opens a segment, because their parts have checksums.
 CHECKED_IN_PARTS: Final = frozenset({RAW, DOCS})
 _TYPES: Final = {"f32": np.float32, "u32": np.uint32, "u64": np.uint64, "i32": np.int32, "f64": np.float64}
+_WHOSE_FAULTS: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 _CHECKSUM: Final = struct.Struct("<I")
 
 
@@ -127,3 +129,8 @@ def let_go(numbers: NDArray[Any], start: int, end: int) -> None:
     if isinstance(data, memoryview) and isinstance(data.obj, mmap.mmap):
         first = start - start % mmap.PAGESIZE
         data.obj.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def num_faults() -> int:
+    """Return for how many pages this thread (the process, where threads are not counted) has waited for the device."""
+    return resource.getrusage(_WHOSE_FAULTS).ru_majflt

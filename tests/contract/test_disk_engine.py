@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pancake_langgraph._errors import InvalidQuery, RetrievalError
+from pancake_langgraph._errors import CorruptIndex, InvalidQuery, RetrievalError
 from pancake_langgraph.retrieval.base import Item, ItemId, Query, TouchesItems, View
 from pancake_langgraph.retrieval.disk_engine import DiskVectorEngine, describe
 from pancake_langgraph.retrieval.manifest import read_current
@@ -168,7 +170,8 @@ def test_vectors_that_were_read_are_taken_from_the_mapped_file_until_they_are_le
 ) -> None:
     filled(tmp_path).close()
     engine = made(tmp_path)
-    assert mapped_kib(tmp_path) == 0
+    engine.search([Query(ASKED[0])])
+    assert mapped_kib(tmp_path) == 0  # they were read
     read = answers(engine)
     assert answers(engine) == read
     assert mapped_kib(tmp_path) > 0
@@ -317,7 +320,67 @@ def test_rows_are_read_the_same_however_they_lie(scanned: Segment, rows: set[int
     wanted = np.arange(0, 300, 2) if strided else np.array(sorted(rows), np.int64)
     block, where = scanned.scanned(wanted)
     np.testing.assert_array_equal(block if where is None else block[where], scanned.raw[wanted])
-    np.testing.assert_array_equal(scanned.vectors(wanted), scanned.raw[wanted])
+    scanned.forget(wanted)
+    for _ in ("read", "taken"):
+        np.testing.assert_array_equal(scanned.vectors(wanted), scanned.raw[wanted])
+    scanned.forget(wanted[::3])
+    np.testing.assert_array_equal(scanned.vectors(wanted), scanned.raw[wanted])  # some are read, others taken
+
+
+def test_rows_that_the_device_has_to_bring_are_read_until_they_are_near(
+    scanned: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(os, "preadv", partial(counted, reads, os.preadv))
+    rows = np.arange(0, 100, 2)
+    scanned.forget(np.arange(300))
+    scanned.vectors(rows)
+    assert len(reads) == len(rows)
+    scanned.vectors(rows)
+    assert len(reads) == len(rows)
+    faults = itertools.count()
+    monkeypatch.setattr("pancake_langgraph.retrieval.segment.num_faults", lambda: next(faults))
+    scanned.vectors(rows)
+    assert len(reads) == 2 * len(rows)
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "preadv", partial(counted, reads, os.preadv))
+    scanned.vectors(np.arange(0, 110, 2))
+    assert len(reads) == 3 * len(rows) + 5
+    scanned.vectors(np.arange(0, 110, 2))
+    assert len(reads) == 3 * len(rows) + 5
+
+
+def counted(calls: list[int], read: Callable[..., int], fd: int, buffers: Any, offset: int) -> int:
+    """Read, and note that."""
+    calls.append(offset)
+    return read(fd, buffers, offset)
+
+
+def test_a_file_of_vectors_that_was_cut_is_named_by_whoever_reads_it(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    engine = made(tmp_path)
+    before = answers(engine)
+    assert answers(engine) == before
+    [file] = tmp_path.glob("seg/*/raw.f32")
+    os.truncate(file, 4096)
+    with pytest.raises(CorruptIndex, match=r"raw\.f32"):
+        answers(engine)
+    engine.close()
+
+
+def test_views_of_all_rows_are_searched_as_what_they_show(tmp_path: Path) -> None:
+    engine = made(tmp_path)
+    every = [Item(ItemId(("shared",), f"k{n}"), {"n": n}, (VECTORS[n],)) for n in range(NUM)]
+    engine.put(every)
+    engine.compact()
+    shared = View((("shared",),))
+    assert recall(engine, shared, range(NUM)) >= 0.95
+    best = [hits[0].item.id for hits in engine.search([Query(one, shared) for one in ASKED])]
+    engine.delete(best)
+    left = engine.search([Query(one, shared) for one in ASKED])
+    assert not set(best) & {hit.item.id for hits in left for hit in hits}
+    assert all(len(hits) == 10 for hits in left)
+    engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from pancake_langgraph.prompts.book import MAX_AGENTS_PER_NODE, NEVER_CALLED
 from pancake_langgraph.prompts.declared import DeclaredPrompt
 from pancake_langgraph.prompts.fields import MAX_FIELDS, NO_FORM, WireMemo, fields_of, texts_in
 from pancake_langgraph.prompts.identity import canonical, parent_namespace
-from pancake_langgraph.prompts.learner import MAX_READINGS
-from pancake_langgraph.prompts.parts import Keep, Known, Slice
+from pancake_langgraph.prompts.learner import MAX_READINGS, ShapeLearner
+from pancake_langgraph.prompts.parts import Keep, Known, Slice, render
 from pancake_langgraph.prompts.prefix import common_prefix_tokens
 from pancake_langgraph.prompts.wire_form import wire_form
 
@@ -160,6 +160,26 @@ def test_a_wrong_shape_is_forgotten_and_another_one_learned() -> None:
     assert told(book, T2, exact(HUMAN, AI)).prompt.messages == (SYSTEM,)
     teach(book, "4", [SYSTEM, HI], exact(HUMAN, AI, HUMAN))
     assert told(book, T2, exact(AI, HUMAN, AI)).prompt.messages == (SYSTEM, YES)
+
+
+def test_a_reading_that_was_not_looked_at_for_a_while_has_to_earn_trust_anew() -> None:
+    learner, memo = ShapeLearner(literal_head=1), WireMemo()
+
+    def call(number: int, messages: list[BaseMessage], *read: BaseMessage) -> None:
+        wired = memo.wire(read)
+        learner.observe((SYSTEM, *wired), exact(messages=messages), f"thread {number}", memo)
+
+    for number in range(5):  # all that there is, and the last that there is, are the same
+        one = HumanMessage(f"only {number}")
+        call(number, [one], one)
+    for number in range(5, 8):
+        many: list[BaseMessage] = [HumanMessage(f"{number}, {n}") for n in range(5)]
+        call(number, many, *many)
+    odd: list[BaseMessage] = [HumanMessage(f"odd {n}") for n in range(3)]
+    call(8, odd, odd[-1])
+    best = learner.best()
+    rendered = render(best.shape.parts, exact(messages=odd), memo).messages if best is not None else ()
+    assert rendered in ((), (SYSTEM,))
 
 
 def test_what_is_the_same_in_one_thread_only_is_not_taken_for_the_agents_own() -> None:
