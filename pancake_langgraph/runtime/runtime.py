@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pancake_langgraph._clock import Clock, MonotonicClock
-from pancake_langgraph._errors import PancakeError, RuntimeClosed
+from pancake_langgraph._errors import RuntimeClosed
 from pancake_langgraph._types import Outcome, ThreadId
-from pancake_langgraph.config import EngineFacts, Resolved, RuntimeSettings, resolve
-from pancake_langgraph.engines.base import Capabilities, CountsRestarts, Engine, ReportsEvictions
+from pancake_langgraph.config import Resolved, RuntimeSettings
+from pancake_langgraph.engines.base import Capabilities, Engine, ReportsEvictions
 from pancake_langgraph.engines.registry import create_engine
 from pancake_langgraph.forecast import Forecaster, create_forecaster
 from pancake_langgraph.ledger import Ledger, LedgerStatistics, SpanKind
@@ -26,6 +26,7 @@ from pancake_langgraph.prompts.agent_code import prompts_of
 from pancake_langgraph.prompts.lint_report import PrefixReport
 from pancake_langgraph.runtime.actor import Actor
 from pancake_langgraph.runtime.background import BackgroundLoop, Mailbox
+from pancake_langgraph.runtime.engine_watch import EngineWatch
 from pancake_langgraph.runtime.expectations import ExpectedCall
 from pancake_langgraph.runtime.handler import RuntimeHandler
 from pancake_langgraph.runtime.knowledge import Knowledge
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 5.0
-_PROBE_AGAIN_S = 2.0
 _SWEEP_S = 0.5
 _IDLE_LOOKS = 4
 
@@ -110,7 +110,7 @@ class Runtime:
             settings, clock=self._clock, ledger=self.ledger, forecaster=forecaster or create_forecaster()
         )
         self._tier_watch = TierWatch(self._state, self._engine, self._tier)
-        self._probed_at_restarts = 0
+        self._engine_watch = EngineWatch(self._state, self._engine, self._tier, self._engine_found)
         self._phases = PhaseWatch(self._state.forecaster)
         self._retrievals = RetrievalWatch(self._state.forecaster)
         self._knowledge = Knowledge.of(settings.forecast_dir, self._state.forecaster)
@@ -119,7 +119,6 @@ class Runtime:
         self._actor: Actor | None = None
         self._watcher: Watcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._probing = asyncio.Lock()
         self._draining = False
         self._unreadable_states = 0
         self._lock = threading.Lock()
@@ -334,44 +333,22 @@ class Runtime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _probed_once(self) -> Resolved:
-        async with self._probing:
-            return self._state.resolved or await self._probe()
-
     async def _start_and_probe(self) -> Resolved:
         if self._watcher is None:
             self._compose()
         if self._knowledge is not None:
             await self._knowledge.load()
-        return await self._probed_once()
-
-    async def _probe(self) -> Resolved:
-        await self._engine.open()
-        await self._tier.open()
-        restarts = self._restarts()
-        found = await self._engine.probe()
-        self._probed_at_restarts = restarts
-        resolved = resolve(self.settings, _facts(found))
-        if self._state.resolved is None:
-            level = logging.INFO if resolved.hold or self._engine.name == "null" else logging.WARNING
-            logger.log(level, "pancake runtime on %s: %s", self._engine.name, "; ".join(resolved.reasons))
-        self._state.resolved = resolved
-        if resolved.tier:
-            self._spawn(self._tier_watch.engine_found(found))
-        return resolved
+        return await self._engine_watch.resolved()
 
     async def _keep_probing(self) -> None:
-        """Probe until the engine answers; until then everything is only observed."""
-        told = False
-        while self._state.resolved is None:
-            try:
-                await self._probed_once()
-            except Exception as exc:  # hints fail open, also where a part is not installed: said once, tried again
-                level = logging.DEBUG if told else logging.WARNING
-                known = isinstance(exc, PancakeError)
-                logger.log(level, "engine not probed, observing only for now: %s", exc, exc_info=not known)
-                told = True
-                await asyncio.sleep(_PROBE_AGAIN_S)
+        await self._engine_watch.keep_probing()
+        self._poke()
+
+    def _engine_found(self, found: Capabilities, resolved: Resolved) -> None:
+        if resolved.tier:
+            self._spawn(self._tier_watch.engine_found(found))
+
+    def _poke(self) -> None:
         if self._actor is not None:
             self._actor.poke()
 
@@ -381,29 +358,11 @@ class Runtime:
             await asyncio.sleep(_SWEEP_S)
             if self._actor is not None:
                 self._actor.sweep()
-            await self._look_again()
+            if await self._engine_watch.look_again():
+                self._poke()
             is_used = self.settings.tier_url and self._state.spans.num_open(SpanKind.RUN)
             if is_used and self._tier_watch.is_due and self._tier_watch.is_back(await self._tier.health()):
                 self._spawn(self._tier_watch.tier_came_back())
-
-    async def _look_again(self) -> None:
-        """Probe an engine that had failed or was started anew: it may have come back with another pool or model."""
-        breaker = self._state.engine_breaker
-        is_due = breaker.is_open or self._restarts() != self._probed_at_restarts
-        if self._state.resolved is None or not is_due or not breaker.may_try():
-            return
-        try:
-            async with self._probing:
-                await self._probe()
-        except PancakeError as exc:
-            breaker.failed(type(exc).__name__)
-        else:
-            breaker.succeeded()
-            if self._actor is not None:
-                self._actor.poke()
-
-    def _restarts(self) -> int:
-        return self._engine.restarts if isinstance(self._engine, CountsRestarts) else 0
 
     def _copy_expectations(self) -> tuple[ExpectedCall, ...]:
         self._mailbox.drain()
@@ -431,18 +390,3 @@ class Runtime:
             await self._engine.close()
         finally:
             await self._tier.close()
-
-
-def _facts(found: Capabilities) -> EngineFacts:
-    return EngineFacts(
-        tokenizer=found.tokenizer,
-        token_prompts=found.token_prompts,
-        prompt_token_ids=found.prompt_token_ids,
-        priority=found.priority,
-        kv_events=found.kv_events,
-        prefix_caching=found.prefix_caching,
-        block_size_tokens=found.block_size_tokens,
-        pool_tokens=found.pool_tokens,
-        pool_hints=found.pool_hints,
-        hold_cap_tokens=found.hold_cap_tokens,
-    )

@@ -14,9 +14,9 @@ from pancake_langgraph.ledger import ActionRecorded, ActionState, Ledger, SpanKi
 from pancake_langgraph.prompts import Prediction, Source, Unknown
 from pancake_langgraph.prompts.parts import Known
 from pancake_langgraph.runtime.actor import Actor
+from pancake_langgraph.runtime.engine_watch import _facts
 from pancake_langgraph.runtime.expectations import Cause, Expectation, Place
 from pancake_langgraph.runtime.prompting import MAX_KNOWN, MAX_WAITING, PromptWatch
-from pancake_langgraph.runtime.runtime import _facts
 from pancake_langgraph.runtime.signals import Opened
 from pancake_langgraph.runtime.spans import OpenSpan
 from pancake_langgraph.runtime.state import State
