@@ -201,7 +201,8 @@ class Runtime:
         return False
 
     def statistics(self) -> RuntimeStatistics:
-        """Return one snapshot."""
+        """Return one snapshot, after every signal of the caller's thread was taken in.  Works after `close`."""
+        self._take_in()
         state = self._state
         return RuntimeStatistics(
             calls=state.counters.calls,
@@ -216,9 +217,7 @@ class Runtime:
 
     def prefix_report(self) -> PrefixReport:
         """Return per agent where its prompts did not extend the one before; no text of them.  Works after `close`."""
-        if self._background.is_running:
-            with contextlib.suppress(RuntimeClosed, TimeoutError):  # closed meanwhile: the report is what was seen
-                self._background.ask(self._is_idle).result(_CLOSE_TIMEOUT_S)  # what was posted before is taken in now
+        self._take_in()
         return self._state.lint.report()
 
     def expectations(self) -> tuple[ExpectedCall, ...]:
@@ -276,6 +275,12 @@ class Runtime:
         """Return what the request of a call should say besides."""
         desk = self._actor.hints if self._actor is not None else None
         return wire_extras(self._state.resolved, desk, run_id, payload)
+
+    def _take_in(self) -> None:
+        """Have what was posted before taken in now."""
+        if self._background.is_running:
+            with contextlib.suppress(RuntimeClosed, TimeoutError):  # closed meanwhile: what was seen is what there is
+                self._background.ask(self._mailbox.drain).result(_CLOSE_TIMEOUT_S)
 
     def _count_unreadable(self) -> None:
         with self._lock:  # handlers run in any thread
