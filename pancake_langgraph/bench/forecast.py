@@ -230,17 +230,23 @@ async def _run(plan: ForecastPlan, on_progress: Progress, real: tuple[str, str] 
             runs.add(*await watch_scripted(runs.shape, runs=plan.runs, seed=repeat))
     rows = [runs.row(plan.settled_after) for runs in done]
     by_model: list[dict[str, Any]] = []
-    for shape in shapes if real else ():
-        if real and shape.routes_by_model:
-            on_progress(f"forecast: {shape.name} with a real model")
-            told = ShapeRuns(shape)
-            observed, failed_signals = await watch_shape(shape, real_ground(*real), runs=plan.runs, seed=0)
-            told.add(in_hindsight(observed), failed_signals)
-            by_model.append({**told.row(plan.settled_after), "shape": f"{shape.name}/real"})
+    if real is not None:
+        routed = [shape for shape in shapes if shape.routes_by_model]
+        on_progress(f"forecast: {len(routed)} shapes with a real model, at once")
+        by_model = await asyncio.gather(*(_by_model(shape, real_ground(*real), plan, on_progress) for shape in routed))
     on_progress(f"forecast: cost and memory over {plan.cost_runs:,} runs")
     cost = await measure_cost(plan.cost_runs)
     left_out = [shape.name for shape in chosen if shape not in shapes]
     return _result(plan, done, rows, by_model, cost, left_out)
+
+
+async def _by_model(shape: Shape, ground: Ground, plan: ForecastPlan, on_progress: Progress) -> dict[str, Any]:
+    """Return the row of a shape whose routes a real model makes."""
+    told = ShapeRuns(shape)
+    observed, failed_signals = await watch_shape(shape, ground, runs=plan.runs, seed=0)
+    told.add(in_hindsight(observed), failed_signals)
+    on_progress(f"forecast: {shape.name} with a real model has ended")
+    return {**told.row(plan.settled_after), "shape": f"{shape.name}/real"}
 
 
 def missing_packages(shape: Shape) -> list[str]:
