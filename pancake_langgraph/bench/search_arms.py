@@ -22,7 +22,7 @@ from pancake_langgraph.bench.other_stores import chroma_collection, langchain_fa
 from pancake_langgraph.bench.partition_cache import PartitionCache
 from pancake_langgraph.bench.vector_sets import VectorSet, nearest
 from pancake_langgraph.retrieval.base import Item, ItemId, Query, VectorEngine
-from pancake_langgraph.retrieval.partitions import PrefetchesPartitions
+from pancake_langgraph.retrieval.partitions import PartitionId, PrefetchesPartitions
 from pancake_langgraph.retrieval.segment import MAPPED_BYTES
 from pancake_langgraph.weights._folder import file_sha256
 
@@ -298,16 +298,14 @@ class SearchArms:
 
     def _pancake_cold(self) -> OpenedArm:
         engine, folder = self.engine, self._folder / "pancake"
-        # What the engine has mapped the system does not forget; in large segments it maps nothing for what codes found.
-        cooled = engine if isinstance(engine, PrefetchesPartitions) else None
-        may_map = cooled is not None and self._set.base.nbytes <= MAPPED_BYTES
-        every = (
-            [one.id for one in cooled.partitions(self._set.queries[0], ALL_PARTITIONS)] if cooled and may_map else []
-        )
+        every: list[PartitionId] = []
+        if isinstance(engine, PrefetchesPartitions) and self._set.base.nbytes <= MAPPED_BYTES:
+            # What it has mapped of them the system does not forget; of a larger set it maps nothing that codes found.
+            every = [one.id for one in engine.partitions(self._set.queries[0], ALL_PARTITIONS)]
 
         def cool() -> None:
-            if cooled is not None:
-                cooled.cool(every)
+            if isinstance(engine, PrefetchesPartitions):
+                engine.cool(every)
             drop_pages(folder)
 
         return OpenedArm(

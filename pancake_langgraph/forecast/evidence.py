@@ -7,7 +7,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pancake_langgraph.forecast.counts import CountTable, smooth
@@ -22,8 +21,6 @@ _NAMESAKE_STRENGTH = 2.0
 _RECENT = 0.2
 _LEAST_P = 1e-3
 _TRUSTED = 0.1
-#: Each is asked about several times while its node runs.
-_RECENT_VALUES = 128
 
 Field = tuple[str, str, str]
 
@@ -160,9 +157,7 @@ def _namesakes(clue: Clue, expected: Mapping[str, float]) -> list[str]:
 
 
 def _key(node: str, clue: Clue) -> tuple[str, ...]:
-    return (node, clue.tool, clue.field, _digest(clue.value) if clue.value else "")
-
-
-@lru_cache(maxsize=_RECENT_VALUES)
-def _digest(value: str) -> str:
-    return hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    digest = (
+        hashlib.blake2b(clue.value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() if clue.value else ""
+    )
+    return (node, clue.tool, clue.field, digest)

@@ -50,7 +50,6 @@ class ShapeLearner:
         self._calls = 0
         self._fruitless = 0
         self._wait = 0
-        self._is_settled = False
 
     def __len__(self) -> int:
         """Return how many readings are kept."""
@@ -82,10 +81,14 @@ class ShapeLearner:
         readings.sort(key=lambda r: (not r.trusted, -r.share, -r.confirmed))
         shapes = [reading.shape for reading in readings]
         self._readings = [r for n, r in enumerate(readings) if r.shape not in shapes[:n]]
-        best = readings[0] if readings else None
-        self._is_settled = best is not None and best.confirmed >= SETTLED_CALLS and best.share >= WHOLE_SHARE
         del self._readings[SETTLED_READINGS if self._is_settled else MAX_READINGS :]
         self._best = _best_of(self._readings)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the first reading has told all of so many calls in a row."""
+        first = self._readings[0] if self._readings else None
+        return first is not None and first.confirmed >= SETTLED_CALLS and first.share >= WHOLE_SHARE
 
     def _holds(self, call: _Call) -> bool:
         """Note one more call that the first reading tells all of; return false, and note nothing, where it does not."""

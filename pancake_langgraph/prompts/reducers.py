@@ -62,7 +62,10 @@ def reduced(old: object, written: object, reducer: Reducer | None) -> tuple[obje
 
 
 def _merged(old: Sequence[BaseMessage], written: object) -> tuple[list[BaseMessage], bool]:
-    """Add messages as LangGraph's reducer does; return whether the old ones stayed as they were."""
+    """Add messages as LangGraph's reducer does; return whether the old ones stayed as they were.
+
+    That one gives ids to the application's own messages, so that it cannot be asked.
+    """
     new = as_messages(written)
     if new is None:
         return list(old), True

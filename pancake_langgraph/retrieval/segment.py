@@ -57,8 +57,8 @@ _WARM_S: Final = 10e-6
 _TRIED_ROWS: Final = 4
 _MAX_RANGES: Final = 64
 _READ_AHEAD: Final = 1 << 16
-#: The vectors of segments up to this size are copied from the mapped file once they were read, which takes much less
-#: time than reading them.  What is mapped counts as the process's own memory, so that of larger ones it is left out.
+#: The vectors of segments up to this size are copied from the mapped file once they were read, which saves a call of
+#: the system for each.  What is mapped counts as the process's own memory, so that of larger ones it is left out.
 MAPPED_BYTES: Final = 256 << 20
 
 
@@ -220,8 +220,7 @@ class Segment:
         before are taken from the mapped file.
 
         Raises:
-            DamagedPart: if one is damaged; file and row are named.
-            CorruptIndex: if the file ends before one.
+            DamagedPart: if one is damaged or cut off; file and row are named.
         """
         if not len(self._near):
             block = self._read(rows)
@@ -255,7 +254,8 @@ class Segment:
                 first, at = at, run
                 got = os.preadv(self._raw_fd, [block[first:at].data], int(rows[first]) * size)
                 if got < (at - first) * size:
-                    raise CorruptIndex(f"{self.folder / RAW}: it ends before row {rows[at - 1]}; {REPAIR}")
+                    end = min(os.fstat(self._raw_fd).st_size // size, int(rows[first]) + got // size)
+                    raise self._damaged(np.arange(end, len(self.raw)))
                 if first <= _TRIED_ROWS < at and time.perf_counter() - started_s > at * _WARM_S:
                     self.announce(rows[at:])  # they come from the device: let it read them side by side
         except OSError as error:
@@ -356,18 +356,18 @@ class Segment:
         wrong = row_sums(block[fresh]) != self._sums[rows][fresh]
         if wrong.any():
             numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            bad = numbers[fresh[wrong]]
-            items = bad if self.row_items is None else self.row_items[bad].astype(np.int64)
-            raise DamagedPart(f"{self.folder / RAW}: row {bad[0]}", self.entry.name, items)
+            raise self._damaged(numbers[fresh[wrong]])
         self._seen[rows] = True
+
+    def _damaged(self, rows: Ordinals) -> DamagedPart:
+        items = rows if self.row_items is None else self.row_items[rows].astype(np.int64)
+        return DamagedPart(f"{self.folder / RAW}: row {rows[0]}", self.entry.name, items)
 
     @property
     def num_bytes(self) -> int:
         """Memory in bytes: codes, and the arrays that every search touches; the rest stays in files."""
-        arrays = (
-            self.item_namespaces.nbytes + self._seen.nbytes + (0 if self.row_items is None else self.row_items.nbytes)
-        )
-        arrays += self._near.nbytes
+        arrays = self.item_namespaces.nbytes + self._seen.nbytes + self._near.nbytes
+        arrays += 0 if self.row_items is None else self.row_items.nbytes
         return arrays + (self.codes.num_bytes if self.codes else 0)
 
 

@@ -15,8 +15,8 @@ from pancake_langgraph._errors import RuntimeClosed
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 _STOP_TIMEOUT_S = 5.0
-#: How long items may wait that come right behind others: short beside the pauses and calls that are made use of.  A
-#: look costs about what taking in an item does.
+#: How long items may wait that come right behind others: short beside the pauses and calls that are made use of.
+#: Each look wakes a thread whose data others have driven from the processor's caches.
 LOOK_AGAIN_S: Final = 0.008
 #: From so many items on that wait, it is asked whether the loop that shall look at them is still there.
 MANY_ITEMS: Final = 256

@@ -363,8 +363,19 @@ def test_a_file_of_vectors_that_was_cut_is_named_by_whoever_reads_it(tmp_path: P
     assert answers(engine) == before
     [file] = tmp_path.glob("seg/*/raw.f32")
     os.truncate(file, 4096)
-    with pytest.raises(CorruptIndex, match=r"raw\.f32"):
+    with pytest.raises(CorruptIndex, match=r"raw\.f32: row 32 "):
         answers(engine)
+    engine.close()
+
+
+def test_what_stands_before_the_cut_of_a_file_of_vectors_stays_usable(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    engine = made(tmp_path, on_corrupt="skip")
+    assert answers(engine) == answers(engine)
+    [file] = tmp_path.glob("seg/*/raw.f32")
+    os.truncate(file, 4096)
+    assert len({found for hits in answers(engine) for found, _ in hits}) == 4096 // (4 * DIM)
+    assert any("row 32 " in one for one in engine.damaged)
     engine.close()
 
 
