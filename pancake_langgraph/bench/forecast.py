@@ -223,6 +223,8 @@ async def _run(plan: ForecastPlan, on_progress: Progress, real: tuple[str, str] 
     shapes = [shape for shape in chosen if not missing_packages(shape)]
     if not shapes:
         raise ConfigError(f"no shape can run; install {', '.join(sorted(missing_packages(chosen[0])))}")
+    on_progress(f"forecast: cost and memory over {plan.cost_runs:,} runs")
+    cost = await measure_cost(plan.cost_runs)  # first: a user's process has not run dozens of other graphs before
     done = [ShapeRuns(shape) for shape in shapes]
     for repeat in range(plan.repeats):
         for runs in done:
@@ -234,8 +236,6 @@ async def _run(plan: ForecastPlan, on_progress: Progress, real: tuple[str, str] 
         routed = [shape for shape in shapes if shape.routes_by_model]
         on_progress(f"forecast: {len(routed)} shapes with a real model, at once")
         by_model = await asyncio.gather(*(_by_model(shape, real_ground(*real), plan, on_progress) for shape in routed))
-    on_progress(f"forecast: cost and memory over {plan.cost_runs:,} runs")
-    cost = await measure_cost(plan.cost_runs)
     left_out = [shape.name for shape in chosen if shape not in shapes]
     return _result(plan, done, rows, by_model, cost, left_out)
 

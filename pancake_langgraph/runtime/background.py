@@ -15,9 +15,9 @@ from pancake_langgraph._errors import RuntimeClosed
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 _STOP_TIMEOUT_S = 5.0
-#: How long items may wait that come right behind others: short beside the pauses and calls that are made use of.
-#: Each look wakes a thread whose data others have driven from the processor's caches.
-LOOK_AGAIN_S: Final = 0.008
+#: How long an item may wait for others, which come right behind it: short beside the pauses and calls that are made use
+#: of.  Each look wakes a thread whose data others have driven from the processor's caches.
+LOOK_S: Final = 0.008
 #: From so many items on that wait, it is asked whether the loop that shall look at them is still there.
 MANY_ITEMS: Final = 256
 _CLOSED = "the runtime is closed (or was started before a fork); make a new one, or attach again"
@@ -128,7 +128,8 @@ class Mailbox(Generic[_Item]):
     """Hands items from any thread to a callback on a background loop, in order, many with one wake-up.
 
     Waking a loop is a write to its socket, and costs more than most items.  So only the first item after a quiet time
-    wakes it; while items come in bursts, the loop looks again by itself every `LOOK_AGAIN_S`.
+    wakes it, and from then on the loop looks by itself every `LOOK_S`, until a look finds nothing: what comes in one
+    burst is taken in together, and not while the thread that it comes from is about to send a request.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Mailbox(Generic[_Item]):
         elif not self._is_awake:
             self._is_awake = True
             try:
-                self._background.call(self._look)
+                self._background.call(self._begin)
             except RuntimeError:  # the thread cannot be started: items are hints, and are not piled up
                 self._items.clear()
                 self._is_awake = False
@@ -172,6 +173,9 @@ class Mailbox(Generic[_Item]):
             self._receive(self._items.popleft())
         self._settle()
 
+    def _begin(self) -> None:
+        self._background.later(LOOK_S, self._look)
+
     def _look(self) -> None:
         """Take in what was put; go on looking until a look finds nothing."""
         if not self._items:
@@ -181,7 +185,7 @@ class Mailbox(Generic[_Item]):
         try:
             self.drain()
         finally:
-            self._background.later(LOOK_AGAIN_S, self._look)
+            self._background.later(LOOK_S, self._look)
 
 
 def _answer(question: Callable[[], _T], answer: Future[_T]) -> None:

@@ -87,7 +87,7 @@ async def test_a_computing_warm_up_gives_way_also_to_a_call_at_its_own_place(bed
 async def test_a_call_is_not_kept_waiting_for_the_next_look_while_something_computes(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pancake_langgraph.runtime.background.LOOK_AGAIN_S", 600.0)
+    monkeypatch.setattr("pancake_langgraph.runtime.background.LOOK_S", 600.0)
     bed.server.on_engine(lambda engine: engine.hold("warm"))
 
     def submit() -> None:

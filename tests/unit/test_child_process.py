@@ -140,9 +140,10 @@ def test_nothing_outlives_an_owner_that_was_ended(tmp_path: Path, born: Path, si
     owner_script.write_text(
         textwrap.dedent(
             f"""
-            import sys, time
+            import signal, sys, time
             from pathlib import Path
             from pancake_langgraph.launch.process import ChildProcess, Command, Leftovers
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
             child = ChildProcess(
                 "c", Command((sys.executable, "-S", {str(script)!r}, {str(born)!r}, "2")),
                 log_path=Path({str(tmp_path / "log")!r}), grace_s=0.2,
