@@ -36,7 +36,7 @@ class BenchOptions:
     for those without an engine, `large_rows` of the large set (0 for none) for `retrieval`, `retrieval-node` and
     `agent-memory`.  With `live_s` above 0 the latter also starts an engine and lets agents work with it on the large
     set, so many seconds per arm and repeat; `live_model` says which model they call.  In `retrieval-node` an arm has
-    `runs` programs in a repeat.
+    `runs` programs in a repeat, and it is repeated on disks that give so many `reads_per_s`.
     """
 
     repeats: int = 5
@@ -57,6 +57,7 @@ class BenchOptions:
     corpus: Path | None = None
     live_s: float = 0.0
     live_model: LiveModel = "small"
+    reads_per_s: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check ranges.

@@ -6,9 +6,11 @@ The arms share one model server and one index; `node_program` is what each of th
 from __future__ import annotations
 
 import asyncio
+import math
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,8 @@ from pancake_langgraph.bench.runner import Repeats, build_result, gap_closed, ru
 from pancake_langgraph.bench.schema import BenchResult
 from pancake_langgraph.bench.search_arms import OpenEngine, fill_engine
 from pancake_langgraph.bench.servers import OneEngine, ServesArms
-from pancake_langgraph.bench.statistics import percentile
+from pancake_langgraph.bench.slow_disk import limited_reads
+from pancake_langgraph.bench.statistics import compare_arms, percentile
 from pancake_langgraph.bench.vector_sets import QUERY_WORDS, Embed, VectorSet, clustered_set, embedded, first_words
 from pancake_langgraph.config.folders import cache_dir
 from pancake_langgraph.launch.stack import EngineProcess
@@ -47,13 +50,15 @@ class NodePlan:
 
     The index is that of `large_rows` vectors, 0 for the `chunks` of text alone.  In a repeat an arm runs `programs`,
     one after the other, each in a thread of its own.  With `sweep_repeats`, as many of them are run again for users
-    who write only the first words of what is searched for.
+    who write only the first words of what is searched for.  `reads_per_s` are slower disks, each of which all repeats
+    are run on once more.
     """
 
     chunks: int = 100_000
     large_rows: int = 0
     repeats: int = 5
     sweep_repeats: int = 0
+    reads_per_s: tuple[int, ...] = ()
     programs: int = 48
     arms: tuple[Arm, ...] = NODE_ARMS
     corpus: Path | None = None
@@ -69,11 +74,40 @@ class NodePlan:
             raise ConfigError(
                 f"large_rows: got {self.large_rows} for {self.chunks} chunks, allowed are as many or more, or 0"
             )
+        if min(self.reads_per_s, default=1) < 1:
+            raise ConfigError(f"reads_per_s: got {self.reads_per_s}, allowed are numbers from 1 on")
         if self.chunks < 500 or self.repeats < 1 or self.programs < 1 or not self.arms:
             raise ConfigError(
                 f"got {self.chunks} chunks, {self.repeats} repeats of {self.programs} programs with {len(self.arms)} "
                 "arms, allowed are 500 chunks or more, and 1 or more of the others"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """What is varied: how many words the user wrote, and how many reads a second the disk gives (0: as it is)."""
+
+    words: int
+    repeats: int
+    reads_per_s: int = 0
+
+    @property
+    def name(self) -> str:
+        """What progress calls it."""
+        disk = f", {self.reads_per_s} reads a second" if self.reads_per_s else ""
+        return f"retrieval-node-{self.words}{disk}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """All that every point has in common; the index's files lie below `folder`."""
+
+    plan: NodePlan
+    vectors: VectorSet
+    index: ColdIndex
+    folder: Path
+    servers: ServesArms
+    on_progress: Progress
 
 
 def run_retrieval_node(
@@ -89,10 +123,13 @@ def run_retrieval_node(
         start_engine: Gives the model server, which is started once the index is there.
 
     Raises:
-        ConfigError: if there is too little text.
+        ConfigError: if there is too little text, or reads of the disk cannot be limited.
         LaunchError: if the model server does not start.
         RetrievalError: if our engine fails.
     """
+    for reads_per_s in plan.reads_per_s:  # said now and not after minutes of preparation
+        with limited_reads(plan.folder or Path(tempfile.gettempdir()), reads_per_s):
+            pass
     vectors = prepared_set(plan.chunks, plan.corpus, embed, on_progress)
     if plan.large_rows:
         vectors = clustered_set(vectors, plan.large_rows, on_progress, folder=cache_dir() / "bench")
@@ -105,7 +142,8 @@ def run_retrieval_node(
         facts = {"pancake_stats": engine_facts(engine), "source": vectors.source}
         index = ColdIndex(engine, folder, known)
         with start_engine() as served:
-            return asyncio.run(_measured(plan, vectors, index, OneEngine(served), facts, on_progress))
+            bench = _Bench(plan, vectors, index, folder, OneEngine(served), on_progress)
+            return asyncio.run(_measured(bench, facts))
 
 
 def _document(vectors: VectorSet, row: int) -> dict[str, Any]:
@@ -131,61 +169,58 @@ def _texts(plan: NodePlan, vectors: VectorSet, repeat: int) -> list[str]:
     return [vectors.query_texts[(repeat * count + number) * stride % every] for number in range(count)]
 
 
-async def _measured(
-    plan: NodePlan,
-    vectors: VectorSet,
-    index: ColdIndex,
-    servers: ServesArms,
-    facts: Mapping[str, Any],
-    on_progress: Progress,
-) -> BenchResult:
+async def _measured(bench: _Bench, facts: Mapping[str, Any]) -> BenchResult:
+    plan = bench.plan
+    main_point = _Point(QUERY_WORDS, plan.repeats)
     try:
-        main = await _point(plan, vectors, index, servers, QUERY_WORDS, plan.repeats, on_progress)
-        sweep = [_row(QUERY_WORDS, main)]
-        for words in _SWEEP_WORDS if plan.sweep_repeats else ():
-            repeats = min(plan.sweep_repeats, plan.repeats)
-            sweep.append(_row(words, await _point(plan, vectors, index, servers, words, repeats, on_progress)))
+        main = await _repeats_at(bench, main_point)
+        sweep = [_row(main_point, main)]
+        sweep += [_row(point, await _repeats_at(bench, point)) for point in _sweep_points(plan)]
     finally:
-        await index.close()
+        await bench.index.close()
     samples = node_samples(main)
     return build_result(
         "retrieval-node",
         main,
         samples,
-        notes=_notes(plan, vectors),
+        notes=_notes(plan, bench.vectors),
         summary={
             **gap_closed(samples, "retrieval_wait_s", base=Arm.PLAIN),
             "drafts": draft_figures(main),
             "searches_with_other_hits": other_hits(main),
             **facts,
         },
-        sweep=sorted(sweep, key=lambda row: row["words_written"]),
+        sweep=sorted(sweep, key=lambda row: (-(row["reads_per_s"] or math.inf), row["words_written"])),
     )
 
 
-async def _point(
-    plan: NodePlan,
-    vectors: VectorSet,
-    index: ColdIndex,
-    servers: ServesArms,
-    words: int,
-    repeats: int,
-    on_progress: Progress,
-) -> Repeats:
+def _sweep_points(plan: NodePlan) -> list[_Point]:
+    """Return all points but the main one."""
+    fewer_words = [_Point(words, min(plan.sweep_repeats, plan.repeats)) for words in _SWEEP_WORDS if plan.sweep_repeats]
+    return fewer_words + [_Point(QUERY_WORDS, plan.repeats, reads_per_s) for reads_per_s in plan.reads_per_s]
+
+
+async def _repeats_at(bench: _Bench, point: _Point) -> Repeats:
+    """Run all arms at one point."""
+    plan = bench.plan
+
     def workload(run: ArmRun, repeat: int) -> Awaitable[NodeRun]:
-        questions = [Question(first_words(text, words), text) for text in _texts(plan, vectors, repeat)]
-        return run_node(index, run, questions, repeat=repeat)
+        texts = _texts(plan, bench.vectors, repeat)
+        return run_node(
+            bench.index, run, [Question(first_words(text, point.words), text) for text in texts], repeat=repeat
+        )
 
-    for text in {text for repeat in range(repeats) for text in _texts(plan, vectors, repeat)}:
-        await index.search(text)  # what a row's first reading checks is no part of any arm
-    return await run_arms(
-        servers,
-        workload,
-        arms=plan.arms,
-        repeats=repeats,
-        point=f"retrieval-node-{words}",
-        on_progress=on_progress,
-    )
+    for text in {text for repeat in range(point.repeats) for text in _texts(plan, bench.vectors, repeat)}:
+        await bench.index.search(text)  # what a row's first reading checks is no part of any arm
+    with limited_reads(bench.folder, point.reads_per_s) if point.reads_per_s else nullcontext():
+        return await run_arms(
+            bench.servers,
+            workload,
+            arms=plan.arms,
+            repeats=point.repeats,
+            point=point.name,
+            on_progress=bench.on_progress,
+        )
 
 
 def node_samples(repeats: Repeats) -> Samples:
@@ -232,14 +267,23 @@ def _run_of(run: object) -> NodeRun:
     return run
 
 
-def _row(words: int, repeats: Repeats) -> dict[str, Any]:
+def _row(point: _Point, repeats: Repeats) -> dict[str, Any]:
     """Return one row of the sweep."""
-    row: dict[str, Any] = {"words_written": words, "repeats": len(repeats), "drafts": draft_figures(repeats)}
-    for arm, metrics in node_samples(repeats).items():
+    row: dict[str, Any] = {
+        "words_written": point.words,
+        "reads_per_s": point.reads_per_s or None,
+        "repeats": len(repeats),
+        "drafts": draft_figures(repeats),
+    }
+    samples = node_samples(repeats)
+    for arm, metrics in samples.items():
         waits_s = [value for values in metrics["retrieval_wait_s"] for value in values]
         row[f"{arm}_retrieval_wait_p50_s"] = round(percentile(waits_s, 50.0), 6)
         row[f"{arm}_retrieval_wait_p99_s"] = round(percentile(waits_s, 99.0), 6)
-    return row
+    pairs = [pair for pair in ((Arm.PLAIN, Arm.PANCAKE), (Arm.PANCAKE, Arm.ORACLE)) if {*pair} <= {*repeats[0]}]
+    waits = {arm: {"retrieval_wait_s": metrics["retrieval_wait_s"]} for arm, metrics in samples.items()}
+    compared = compare_arms(waits, pairs=pairs, percentile_names=("p50", "p99"))
+    return row | {name: asdict(ratio) for name, ratio in compared.ratios.items()}
 
 
 def _notes(plan: NodePlan, vectors: VectorSet) -> tuple[str, ...]:
@@ -259,4 +303,9 @@ def _notes(plan: NodePlan, vectors: VectorSet) -> tuple[str, ...]:
         ),
         "Vectors of texts were known beforehand, answers lie in their middle: no embedder is in any figure.",
         "A virtual machine's disk may have a cache of its own below, which nobody here can drop.",
+        *(
+            ("Rows with `reads_per_s` let this process begin so many reads of the disk a second, in all arms.",)
+            if plan.reads_per_s
+            else ()
+        ),
     )

@@ -131,6 +131,7 @@ def retrieval_node(options: BenchOptions, on_progress: Progress, start_engine: S
         large_rows=options.large_rows,
         repeats=options.repeats,
         sweep_repeats=options.sweep_repeats,
+        reads_per_s=options.reads_per_s,
         programs=options.runs,
         arms=chosen_arms(NODE_ARMS, options.arms),
         corpus=options.corpus,

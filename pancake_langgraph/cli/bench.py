@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 @click.option(
     "--live-model", default="small", show_default=True, type=click.Choice(["small", "tiny"]), help="The model of those."
 )
+@click.option("--reads-per-s", default="", help="Slower disks for `retrieval-node`, with commas: 2000,500. Needs root.")
 @click.option("--arms", default="", help="Only these arms, with commas: plain,pancake. [default: all]")
 def bench(
     name: str,
@@ -75,6 +76,7 @@ def bench(
     corpus: Path | None,
     live_s: float,
     live_model: LiveModel,
+    reads_per_s: str,
     arms: str,
 ) -> None:
     """Run workload NAME with all arms interleaved.
@@ -98,7 +100,7 @@ def bench(
             dtype=dtype,
             num_threads=threads,
             chunk_tokens=chunk_tokens,
-            turns=_numbers(turns),
+            turns=_numbers("--turns", turns),
             runs=runs,
             cost_runs=cost_runs,
             real_routers=real_routers,
@@ -109,6 +111,7 @@ def bench(
             corpus=corpus,
             live_s=live_s,
             live_model=live_model,
+            reads_per_s=_numbers("--reads-per-s", reads_per_s) if reads_per_s else (),
             arms=tuple(filter(None, (part.strip() for part in arms.split(",")))),
         )
         result = run_bench(name, options, lambda text: progress.log(text, highlight=False))
@@ -121,12 +124,12 @@ def bench(
         console.print(f"written: {json_file}")
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str) -> tuple[int, ...]:
     """Return the whole numbers of a list with commas."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as exc:
-        raise click.UsageError(f"--turns: got {text!r}, allowed are whole numbers with commas, as in 10,100") from exc
+        raise click.UsageError(f"{option}: got {text!r}, allowed are whole numbers with commas, as in 10,100") from exc
 
 
 def show(result: BenchResult, console: Console) -> None:

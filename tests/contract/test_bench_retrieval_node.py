@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -231,6 +231,35 @@ def test_waits_are_compared_and_the_sweep_has_users_who_write_less(given_runs: l
     assert (found.summary or {})["pancake_stats"]["num_vectors"] > 500
 
 
+def test_every_repeat_is_run_again_on_slower_disks(
+    given_runs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: list[tuple[Path, int]] = []
+
+    @contextmanager
+    def limited(folder: Path, reads_per_s: int) -> Iterator[None]:
+        limits.append((folder, reads_per_s))
+        before = len(given_runs)
+        yield
+        if before:
+            given_runs[-1] += f" below {reads_per_s}"
+
+    monkeypatch.setattr(retrieval_node, "limited_reads", limited)
+    found = a_result(reads_per_s=(500, 2_000), folder=tmp_path)
+    slow = [
+        "retrieval-node-26, 500 reads a second x2 below 500",
+        "retrieval-node-26, 2000 reads a second x2 below 2000",
+    ]
+    assert given_runs == ["retrieval-node-26 x2", *slow]
+    assert [number for _, number in limits] == [500, 2_000, 500, 2_000]  # tried before anything is prepared
+    assert {folder for folder, _ in limits[:2]} == {tmp_path}
+    assert {folder.parent for folder, _ in limits[2:]} == {tmp_path}
+    rows: Sequence[Mapping[str, Any]] = found.sweep or ()
+    assert [row["reads_per_s"] for row in rows] == [None, 2_000, 500]
+    assert rows[2]["retrieval_wait_s.p50 plain/pancake"] == pytest.approx({"median": 4.0, "min": 4.0, "max": 4.0})
+    assert any("`reads_per_s`" in note for note in found.notes)
+
+
 def test_an_index_may_be_larger_than_the_text(given_runs: list[str]) -> None:
     found = a_result(large_rows=2_000, repeats=1)
     assert (found.summary or {})["pancake_stats"]["num_vectors"] == 2_000
@@ -246,7 +275,8 @@ def test_without_a_sweep_there_is_the_main_point(given_runs: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"chunks": 10}, {"large_rows": 719}, {"repeats": 0}, {"programs": 0}, {"arms": ()}]
+    "changes",
+    [{"chunks": 10}, {"large_rows": 719}, {"repeats": 0}, {"programs": 0}, {"arms": ()}, {"reads_per_s": (500, 0)}],
 )
 def test_plans_out_of_range_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="got "):
@@ -264,9 +294,12 @@ def test_the_command_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> No
     sizes = ["--chunks", "900", "--large", "5000", "--runs", "7", "--repeats", "1", "--sweep-repeats", "1"]
     done = CliRunner().invoke(pancake, ["bench", "retrieval-node", *sizes, "--arms", "pancake,plain"])
     assert done.output.strip() == "Error: enough"
-    assert seen == [
-        NodePlan(chunks=900, large_rows=5_000, repeats=1, sweep_repeats=1, programs=7, arms=(Arm.PLAIN, Arm.PANCAKE)),
-    ]
+    plan = NodePlan(chunks=900, large_rows=5_000, repeats=1, sweep_repeats=1, programs=7, arms=(Arm.PLAIN, Arm.PANCAKE))
+    assert seen == [plan]
+    CliRunner().invoke(pancake, ["bench", "retrieval-node", *sizes, "--reads-per-s", "2000,500"])
+    assert seen[1:] == [replace(plan, arms=NODE_ARMS, reads_per_s=(2_000, 500))]
+    done = CliRunner().invoke(pancake, ["bench", "retrieval-node", "--reads-per-s", "fast"])
+    assert "--reads-per-s: got 'fast', allowed are whole numbers" in done.output
 
 
 def test_an_unknown_arm_is_refused_before_anything_starts() -> None:
