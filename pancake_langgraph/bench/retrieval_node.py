@@ -298,8 +298,8 @@ def _notes(plan: NodePlan, vectors: VectorSet) -> tuple[str, ...]:
             "system's cache, but for the oracle; arrays that are mapped into memory stay."
         ),
         (
-            f"What the node searches for are the {QUERY_WORDS} words that the user wrote; in the sweep the user wrote "
-            "only the first of them."
+            f"What the node searches for are {QUERY_WORDS} words, of which the user wrote as many as `words_written` "
+            "says, in the main point all of them."
         ),
         "Vectors of texts were known beforehand, answers lie in their middle: no embedder is in any figure.",
         "A virtual machine's disk may have a cache of its own below, which nobody here can drop.",

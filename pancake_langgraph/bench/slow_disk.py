@@ -1,14 +1,15 @@
 """Makes this process's disk a slow one: the kernel lets it begin so many reads a second, and holds the others back.
 
-That is how cloud providers meter their volumes, so a fast disk can stand for one that is rented.  It takes control
-groups (`blkio` of version 1, or `io` of version 2) and the right to make one, which root has.  The kernel counts in
-slices of a tenth of a second, so that as many reads as fit into one may come at once.
+It takes control groups (`blkio` of version 1, or `io` of version 2) and the right to make one, which root has.  The
+kernel counts in slices of a tenth of a second, so that as many reads as fit into one may come at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,19 @@ from typing import Final
 
 from pancake_langgraph._errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _ROOT: Final = Path("/")
 _REMEDY: Final = "run it as root on Linux with control groups, or leave `--reads-per-s` out"
+_PROCESSES: Final = "cgroup.procs"
 
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Where groups are made, where this process was before, and how a group's limit is written."""
+    """The group that this process is in, the one below which another is made, and how a limit is written there."""
 
-    folder: Path
-    before: Path
+    own: Path
+    parent: Path
     file_name: str
     line: str
 
@@ -34,7 +38,8 @@ class _Groups:
 def limited_reads(folder: Path, reads_per_s: int, *, root: Path = _ROOT) -> Iterator[None]:
     """Let all threads of this process begin at most `reads_per_s` reads a second on the disk that `folder` lies on.
 
-    What the system's cache has is not read and not counted; other processes are not limited.  Not for two at once.
+    What the system's cache has is not read and not counted; other processes are not limited, but for those started
+    meanwhile.  Afterwards the process is in the group that it was in.  Not for two threads at once.
 
     Args:
         folder: Any folder on that disk.
@@ -46,47 +51,71 @@ def limited_reads(folder: Path, reads_per_s: int, *, root: Path = _ROOT) -> Iter
     """
     if reads_per_s < 1:
         raise ConfigError(f"reads_per_s: got {reads_per_s}, allowed is 1 or more")
-    groups, device = _groups(root), _disk_of(folder, root)
-    group = groups.folder / f"pancake-bench-{os.getpid()}"
+    try:
+        groups, device = _groups(root), _disk_of(folder, root)
+        group = Path(tempfile.mkdtemp(prefix="pancake-bench-", dir=groups.parent))
+    except OSError as exc:
+        raise _refusal(exc) from exc
     try:
         try:
-            group.mkdir()
             (group / groups.file_name).write_text(groups.line.format(device=device, reads_per_s=reads_per_s))
             _enter(group)
         except OSError as exc:
-            raise ConfigError(f"reads of disk {device} could not be limited: {exc}; {_REMEDY}") from exc
+            raise _refusal(exc) from exc
         yield
     finally:
-        _leave(group, groups.before)
+        _enter(groups.own)
+        _remove(group)
+
+
+def _refusal(exc: OSError) -> ConfigError:
+    return ConfigError(f"reads of a disk could not be limited: {exc}; {_REMEDY}")
 
 
 def _enter(group: Path) -> None:
-    (group / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    (group / _PROCESSES).write_text(f"{os.getpid()}\n")
 
 
-def _leave(group: Path, before: Path) -> None:
-    if group.is_dir():
-        _enter(before)
-        with contextlib.suppress(OSError):  # a process that was started meanwhile is still in it
-            group.rmdir()
+def _remove(group: Path) -> None:
+    try:
+        group.rmdir()
+    except OSError as exc:  # a process that was started meanwhile is still in it
+        logger.warning("a control group is left behind, and what runs in it stays limited: %s", exc)
 
 
 def _groups(root: Path) -> _Groups:
     """Find the control groups that can limit reads."""
-    try:
-        mounts = [line.split() for line in (root / "proc/self/mounts").read_text().splitlines()]
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError as exc:
-        raise ConfigError(f"this system has no control groups ({exc}); {_REMEDY}") from exc
-    own = {names: path.lstrip("/") for _, names, path in (line.split(":", 2) for line in lines)}
-    for _, where, kind, options, *_ in mounts:
+    own = _own_groups(root)
+    for mount in (root / "proc/self/mountinfo").read_text().splitlines():
+        place, _, rest = mount.partition(" - ")
+        inside, where = place.split()[3:5]
+        kind, _, options = rest.split()[:3]
         folder = root / where.lstrip("/")
         if kind == "cgroup" and "blkio" in options.split(","):
-            path = next((path for names, path in own.items() if "blkio" in names.split(",")), "")
-            return _Groups(folder, folder / path, "blkio.throttle.read_iops_device", "{device} {reads_per_s}")
-        if kind == "cgroup2" and "io" in (folder / "cgroup.subtree_control").read_text().split():
-            return _Groups(folder, folder / own.get("", ""), "io.max", "{device} riops={reads_per_s}")
+            here = _below(folder, inside, own.get("blkio", ""))
+            return _Groups(here, here, "blkio.throttle.read_iops_device", "{device} {reads_per_s}")
+        if kind == "cgroup2":
+            here = _below(folder, inside, own.get("", ""))
+            parent = here if here == folder else here.parent  # a group with processes in it may not have limited ones
+            if "io" in (parent / "cgroup.subtree_control").read_text().split():
+                return _Groups(here, parent, "io.max", "{device} riops={reads_per_s}")
     raise ConfigError(f"no control group of this system limits reads (neither `blkio` nor `io` is there); {_REMEDY}")
+
+
+def _own_groups(root: Path) -> dict[str, str]:
+    """Return the path of this process's group by controller; that of version 2 is under an empty name."""
+    lines = (root / "proc/self/cgroup").read_text().splitlines()
+    return {name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")}
+
+
+def _below(folder: Path, inside: str, path: str) -> Path:
+    """Return where a group's files are, of a hierarchy whose part `inside` is mounted at `folder`."""
+    found = folder / path.removeprefix(inside.rstrip("/")).lstrip("/")
+    if not path.startswith(inside) or not os.access(found / _PROCESSES, os.W_OK):
+        raise ConfigError(
+            f"the control group of this process, {path or 'none'}, is not to be seen or to be changed here; {_REMEDY}"
+        )
+    return found
 
 
 def _disk_of(folder: Path, root: Path) -> str:
@@ -95,7 +124,8 @@ def _disk_of(folder: Path, root: Path) -> str:
     entry = root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}"
     if not entry.exists():
         raise ConfigError(
-            f"{folder} lies on no disk of its own (tmpfs, overlay, network); name one that does by TMPDIR"
+            f"{folder} lies on no disk that the system tells of (tmpfs, overlay, network, btrfs, ZFS); "
+            "name a folder that does by TMPDIR"
         )
     whole = entry.resolve().parent if (entry / "partition").exists() else entry
     return (whole / "dev").read_text().strip()

@@ -29,6 +29,7 @@ def test_two_runs_of_every_shape_give_a_valid_result() -> None:
     assert again.arms["pancake"]["observe_s"].n == 4
     assert all(row["decisions"] >= 2 and "prefix_share" in row for row in again.sweep or ())
     assert len(told) == len(shapes) + 1
+    assert told[0] == "forecast: cost and memory over 4 runs"  # before any other graph has run in the process
 
 
 def test_shapes_routed_by_a_model_on_an_engine_are_told_apart_from_scripted_ones() -> None:
