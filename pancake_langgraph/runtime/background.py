@@ -129,7 +129,7 @@ class Mailbox(Generic[_Item]):
 
     Waking a loop is a write to its socket, and costs more than most items.  So only the first item after a quiet time
     wakes it, and from then on the loop looks by itself every `LOOK_S`, until a look finds nothing: what comes in one
-    burst is taken in together, and not while the thread that it comes from is about to send a request.
+    burst is taken in together.
     """
 
     def __init__(
@@ -174,6 +174,7 @@ class Mailbox(Generic[_Item]):
         self._settle()
 
     def _begin(self) -> None:
+        """Look once what comes right behind the first item is there as well."""
         self._background.later(LOOK_S, self._look)
 
     def _look(self) -> None:

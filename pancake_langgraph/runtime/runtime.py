@@ -75,7 +75,8 @@ class Runtime:
     """Watches runs, forecasts, and acts.
 
     The constructor is pure.  The background loop starts with the first signal (or `start`); `close` ends it.  All
-    public methods are thread-safe; none may be called from the background loop itself.
+    public methods are thread-safe; none may be called from the background loop itself.  `ledger` is told of what happens
+    some milliseconds later; `statistics` and `wait_idle` take that in first.
     """
 
     def __init__(
@@ -244,7 +245,7 @@ class Runtime:
         for unsubscribe in self._heard.values():
             unsubscribe()
         try:
-            if self._actor is not None and self._background.is_running:
+            if self._background.is_running:
                 self._background.run(self._shutdown()).result(_CLOSE_TIMEOUT_S)
         except TimeoutError:
             logger.warning("runtime did not close within %.0f s; its thread is left behind", _CLOSE_TIMEOUT_S)

@@ -16,6 +16,7 @@ from pancake_langgraph._types import ActionKind, Outcome
 from pancake_langgraph.config import RuntimeSettings
 from pancake_langgraph.ledger import ActionState, BreakerChanged, SpanEnded, SpanKind, SpanStarted
 from pancake_langgraph.runtime import Runtime, attach, runtime_of
+from pancake_langgraph.testing.bridged_engine import BridgedEngine
 from tests.contract.runtime_bed import (
     WORDS,
     Bed,
@@ -205,6 +206,25 @@ def test_attach_refuses_what_it_cannot_watch_and_says_how_to_mend(bed: Bed) -> N
     assert type(attached) is type(graph)
     with pytest.raises(ConfigError, match="already"):
         attach(attached, runtime=bed.runtime)
+
+
+async def test_a_run_right_before_the_end_is_taken_in_and_all_is_released(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pancake_langgraph.runtime.background.LOOK_S", 600.0)
+    closed: list[str] = []
+
+    class Watched(BridgedEngine):
+        async def close(self) -> None:
+            closed.append("engine")
+            await super().close()
+
+    runtime = Runtime(RuntimeSettings(engine="fake"), engine=Watched(bed.server))
+    await run(attach(tool_loop(bed, lambda: asyncio.sleep(0)), runtime=runtime))
+    await asyncio.to_thread(runtime.close)
+    assert runtime.statistics().calls == 2
+    assert sum(isinstance(event, SpanEnded) for event in runtime.ledger.events()) >= 7
+    assert closed == ["engine"]
 
 
 def test_a_runtime_that_never_ran_closes_at_once() -> None:

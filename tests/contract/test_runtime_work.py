@@ -101,7 +101,7 @@ async def test_a_call_is_not_kept_waiting_for_the_next_look_while_something_comp
     bed.runtime._background.ask(submit).result(5)
     call_id = uuid4()
     bed.runtime.post(Opened(1.0, call_id, None, SpanKind.CALL, "agent", ThreadId("t")))
-    bed.runtime._background.ask(lambda: None).result(5)  # taken in: the next look is far away now
+    bed.runtime._background.ask(lambda: None).result(5)  # the loop is awake, and its next look far away
     bed.runtime.post(Requested(1.0, call_id, Prompt(()), None, None))
     await until(lambda: [a.reason for a in bed.actions()] == ["gave way to foreground work"])
     bed.server.on_engine(lambda engine: engine.release("warm"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pancake_langgraph.runtime.background import MANY_ITEMS, BackgroundLoop, Mailbox
+from pancake_langgraph.runtime.background import LOOK_S, MANY_ITEMS, BackgroundLoop, Mailbox
 
 
 class Sleeper(BackgroundLoop):
@@ -23,6 +23,7 @@ class Sleeper(BackgroundLoop):
         return True
 
     def later(self, delay_s, callback):
+        assert delay_s == LOOK_S
         self.looks.append(callback)
 
     def run_all(self) -> None:
