@@ -75,8 +75,8 @@ class Runtime:
     """Watches runs, forecasts, and acts.
 
     The constructor is pure.  The background loop starts with the first signal (or `start`); `close` ends it.  All
-    public methods are thread-safe; none may be called from the background loop itself.  `ledger` is told of what happens
-    some milliseconds later; `statistics` and `wait_idle` take that in first.
+    public methods are thread-safe; none may be called from the background loop itself.  `ledger` is told of what
+    happens some milliseconds later; `statistics` and `wait_idle` take that in first.
     """
 
     def __init__(
