@@ -28,8 +28,9 @@ from pancake_langgraph.bench.vector_sets import VectorSet, nearest
 from pancake_langgraph.retrieval.base import Item, ItemId, Query, View
 from pancake_langgraph.retrieval.embedding import BatchedEmbeddings
 
-#: Found texts that are shown to the model, and words of each.
+#: Found texts that are shown to the model, and words of each; characters of any text, for in some texts a word is long.
 _SHOWN, _SHOWN_WORDS = 3, 30
+_SHOWN_CHARS: Final = 400
 
 
 class LiveArm(StrEnum):
@@ -158,8 +159,8 @@ class _Crew:
 
     def _prompt(self, place: int, found: Sequence[int]) -> str:
         shown = [self._set.texts[row] for row in found if row < len(self._set.texts)][:_SHOWN]
-        parts = [" ".join(text.split()[:_SHOWN_WORDS]) for text in shown]
-        return "\n".join([*parts, f"Where is more about: {self._set.query_texts[place]}?"])
+        parts = [" ".join(text.split()[:_SHOWN_WORDS])[:_SHOWN_CHARS] for text in shown]
+        return "\n".join([*parts, f"Where is more about: {self._set.query_texts[place][:_SHOWN_CHARS]}?"])
 
 
 class _Pancake:

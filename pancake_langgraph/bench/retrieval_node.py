@@ -243,6 +243,7 @@ def draft_figures(repeats: Repeats) -> dict[str, Any] | None:
         "read_ahead_bytes_per_search": sum(one.read_bytes for one in stats) / len(stats),
         "late_partitions": sum(one.late for one in stats),
         "searches_without_a_draft_in_time": sum(not one.hits for one in stats),
+        "searches_made_beforehand": sum(one.answered for one in stats),
         "failures": sum(one.failures for one in stats),
     }
 
@@ -299,8 +300,11 @@ def _notes(plan: NodePlan, vectors: VectorSet) -> tuple[str, ...]:
         ),
         (
             f"What the node searches for are {QUERY_WORDS} words, of which the user wrote as many as `words_written` "
-            "says, in the main point all of them."
+            "says, in the main point all of them.  A draft that is all of it is searched for beforehand, and the "
+            "node gets that answer (`searches_made_beforehand`): the oracle, which has in memory what its search reads "
+            "and no more, is no limit then."
         ),
+        "How stores are searched is known from a search before each program, for other words.",
         "Vectors of texts were known beforehand, answers lie in their middle: no embedder is in any figure.",
         "A virtual machine's disk may have a cache of its own below, which nobody here can drop.",
         *(

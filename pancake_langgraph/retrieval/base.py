@@ -158,6 +158,18 @@ class KnowsEmbedder(Protocol):
 
 
 @runtime_checkable
+class MarksChanges(Protocol):
+    """An engine that can say whether its searches could find something else than before."""
+
+    def mark(self) -> object | None:
+        """Return what is another object after each change of what searches find; compare by identity.
+
+        Takes no lock and reads nothing, so that it may be called on a loop.  `None` where that cannot be told so.
+        """
+        ...
+
+
+@runtime_checkable
 class TouchesItems(Protocol):
     """An engine that can move the time at which items expire without storing them again."""
 

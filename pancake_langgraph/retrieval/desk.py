@@ -64,6 +64,8 @@ class Desk:
         self.num_users = 0
         self._scheduler: SearchScheduler | None = None
         self._prefetcher: PartitionPrefetcher | None = None
+        #: The last search before there was a prefetcher, which takes the first agents to search like that.
+        self._last_asked: Query | None = None
         self._pid = os.getpid()
         self._caches: weakref.WeakSet[ResultCache] = weakref.WeakSet()
         #: Held by writes to an engine that cannot change an item in one step.
@@ -134,7 +136,7 @@ class Desk:
                 return  # the last one has just left: nobody would end the thread
             if self._prefetcher is None:
                 settings = DraftSettings(budget_bytes=PREFETCH_BYTES)
-                self._prefetcher = PartitionPrefetcher(self.engine, settings, embed=embed)
+                self._prefetcher = PartitionPrefetcher(self.engine, settings, embed=embed, like=self._last_asked)
             prefetcher = self._prefetcher
         prefetcher.draft(agent, text)
 
@@ -212,20 +214,31 @@ class Desk:
         self, queries: Sequence[Query], agents: Sequence[str], cache: ResultCache | None
     ) -> tuple[list[list[Hit]], dict[int, Missed | None]]:
         """Return what is known, and the places of what has to be searched for."""
-        if (prefetcher := self._prefetcher) is not None:
-            for agent, query in zip(agents, queries, strict=False):
-                prefetcher.searched(agent, query.vector, query=query)
+        rehearsed = self._rehearsed(queries, agents)
         found: list[list[Hit]] = [[] for _ in queries]
-        if cache is None:
-            return found, dict.fromkeys(range(len(queries)))
         missed: dict[int, Missed | None] = {}
         for place, query in enumerate(queries):
-            known = cache.look_up(Question(query.vector, query.view, query.limit, query.offset))
-            if isinstance(known, Missed):
+            known = None if cache is None else cache.look_up(Question.of(query))
+            if isinstance(known, list):
+                found[place] = known
+            elif (answer := rehearsed.get(place)) is None:
                 missed[place] = known
             else:
-                found[place] = known
+                found[place] = answer
+                if cache is not None and known is not None:
+                    cache.store(known, answer)
         return found, missed
+
+    def _rehearsed(self, queries: Sequence[Query], agents: Sequence[str]) -> dict[int, list[Hit]]:
+        """Tell the prefetcher who searches for what, and return what it has the answer of, by place."""
+        if (prefetcher := self._prefetcher) is None:
+            if queries and agents and isinstance(self.engine, PrefetchesPartitions):
+                self._last_asked = queries[-1]
+            return {}
+        answers = [
+            prefetcher.searched(agent, query.vector, query=query) for agent, query in zip(agents, queries, strict=False)
+        ]
+        return {place: answer for place, answer in enumerate(answers) if answer is not None}
 
     def _wrote(self, namespaces: set[Namespace]) -> None:
         with _lock:

@@ -214,6 +214,16 @@ class DiskVectorEngine:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
+    def mark(self) -> object | None:
+        """Return what tells one state of the index from another; see `MarksChanges`.
+
+        `None` for one that only reads, which has to look at files for that, and as long as something has just expired.
+        """
+        if self._closed or os.getpid() != self._pid or isinstance(self._core, IndexReader):
+            return None
+        state = self._core.index.state
+        return state.mark if self._clock() < state.next_expiry_s else None
+
     def get(self, ids: Sequence[ItemId]) -> list[Item | None]:
         """Return items in the order of `ids`, with their vectors; `None` for those that are not there.
 

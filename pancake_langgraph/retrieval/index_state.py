@@ -16,12 +16,16 @@ from pancake_langgraph.retrieval.segment_view import SegmentView
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Everything after change `seq`.  Immutable; an item is alive in one of the sources at most."""
+    """Everything after change `seq`.  Immutable; an item is alive in one of the sources at most.
+
+    `mark` is no other state's, and may be held without holding all that a state holds.
+    """
 
     seq: int
     segments: tuple[SegmentView, ...] = ()
     deltas: tuple[DeltaView, ...] = ()
     next_expiry_s: float = np.inf
+    mark: object = field(default_factory=object)
 
     def locate(self, item_id: ItemId) -> tuple[DeltaView | SegmentView, int] | None:
         """Return where a live item is.

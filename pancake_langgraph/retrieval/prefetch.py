@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
 
-from pancake_langgraph.retrieval.base import Query, Vector, VectorEngine
+from pancake_langgraph.retrieval.base import Hit, MarksChanges, Query, Vector, VectorEngine
 from pancake_langgraph.retrieval.draft import DraftSettings, Outlook, WarmPlan, waiting_drafts
 from pancake_langgraph.retrieval.partitions import Partition, PrefetchesPartitions
+from pancake_langgraph.retrieval.rehearsals import Rehearsals
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ class PrefetchStats:
 
     `late` are needed ones that were planned and not there in time; `overtaken` are hints whose search came before they
     were looked at; `dropped` hints and searches were too many at once; `failures` are what went wrong and was passed
-    over.  `read_bytes` were read from disk ahead of searches.
+    over.  `read_bytes` were read from disk ahead of searches.  `rehearsed` are searches that were made for drafts, and
+    `answered` those of agents that one of these had the answer of.
     """
 
     searches: int = 0
@@ -48,6 +50,8 @@ class PrefetchStats:
     late: int = 0
     fetched: int = 0
     useful: int = 0
+    rehearsed: int = 0
+    answered: int = 0
     read_bytes: int = 0
     warm_bytes: int = 0
     dropped: int = 0
@@ -79,6 +83,9 @@ class PartitionPrefetcher:
     as nothing depends on a hint.  One thread does the work; it starts with the first hint and ends with `close`.  Of an
     agent only its last draft counts, and what was drafted before where that is no beginning of it; none counts once its
     search has come.  A forked process does nothing.
+
+    What a search for a draft finds is kept where the engine is one of `MarksChanges`: an agent that then searches for
+    just that, while nothing has changed, has its answer from `searched`.
     """
 
     def __init__(
@@ -87,8 +94,13 @@ class PartitionPrefetcher:
         settings: DraftSettings,
         *,
         embed: Callable[[str], Vector] | None = None,
+        like: Query | None = None,
     ) -> None:
-        """Bring up partitions of `engine`; `embed` makes vectors of drafts, in the prefetcher's thread."""
+        """Bring up partitions of `engine`; `embed` makes vectors of drafts, in the prefetcher's thread.
+
+        Agents of which nothing is known yet are taken to search in the view of the last search of anyone, which is
+        `like` at first, and for as many items.
+        """
         self._engine = engine
         self._settings = settings
         self._embed = embed
@@ -96,6 +108,8 @@ class PartitionPrefetcher:
         self._hints: OrderedDict[str, list[str] | list[Vector | None]] = OrderedDict()
         self._searches: deque[_Search] = deque()
         self._asked: OrderedDict[str, Query] = OrderedDict()
+        self._last_asked = like
+        self._rehearsals = Rehearsals()
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -113,19 +127,16 @@ class PartitionPrefetcher:
         """Take in that an agent will search soon, for something like `vector` where that is known."""
         self._hint(agent, lambda waiting: [vector])
 
-    def searched(self, agent: str, vector: Vector, *, query: Query | None = None) -> None:
-        """Take in what an agent searches for; to be called right before the search.
+    def searched(self, agent: str, vector: Vector, *, query: Query | None = None) -> list[Hit] | None:
+        """Take in what an agent searches for, and return its answer if that is there already; else search.
 
-        In which view its next ones will be, and for how many items, is told by the whole `query`.
+        In which view its next ones will be, and for how many items, is told by the whole `query`; without it nothing
+        is ever returned.
         """
         if not self._is_here:
-            return
+            return None
         with self._changed:
-            if query is not None:
-                self._asked[agent] = query
-                self._asked.move_to_end(agent)
-                if len(self._asked) > self._settings.max_agents:
-                    self._asked.popitem(last=False)
+            answer = None if query is None else self._answer(agent, query)
             if agent in self._hints:
                 del self._hints[agent]
                 self._count(overtaken=1)
@@ -135,6 +146,7 @@ class PartitionPrefetcher:
             due_s = time.monotonic() + _SETTLE_S
             self._searches.append(_Search(agent, vector, self._outlook.moment, due_s))
             self._wake()
+        return answer
 
     def stats(self) -> PrefetchStats:
         """Return counts."""
@@ -156,6 +168,7 @@ class PartitionPrefetcher:
             self._closed = True
             self._hints.clear()
             self._searches.clear()
+            self._rehearsals.clear()
             thread = self._thread
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
@@ -189,6 +202,19 @@ class PartitionPrefetcher:
                 self._count(dropped=1)
             self._hints[agent] = with_new(waiting)
             self._wake()
+
+    def _answer(self, agent: str, query: Query) -> list[Hit] | None:
+        """Note how an agent searches, and return what a rehearsal of this very search has found; under the lock."""
+        self._asked[agent] = self._last_asked = query
+        self._asked.move_to_end(agent)
+        if len(self._asked) > self._settings.max_agents:
+            self._asked.popitem(last=False)
+        if (mark := _mark(self._engine)) is None:
+            return None
+        answer = self._rehearsals.take(agent, query, mark)
+        if answer is not None:
+            self._count(answered=1)
+        return answer
 
     def _wake(self) -> None:
         if self._thread is None:
@@ -269,16 +295,21 @@ class PartitionPrefetcher:
         plan = self._outlook.expect(agent, hint, self._engine.partitions, text=text or "")
         self._follow(plan, agent, text)
         if hint is not None and isinstance(self._engine, VectorEngine) and not self._is_over(agent, text):
-            self._rehearse(self._engine, agent, hint)
+            self._rehearse(self._engine, agent, hint, text or "")
 
-    def _rehearse(self, engine: VectorEngine, agent: str, vector: Vector) -> None:
+    def _rehearse(self, engine: VectorEngine, agent: str, vector: Vector, text: str) -> None:
         """Search for what is drafted, so that what a search reads besides partitions is in memory as well.
 
-        That are the documents of what it finds.  The answer is thrown away.
+        That are the documents of what it finds.  The answer is kept for the case that the draft was the whole of it.
         """
         with self._changed:
-            like = self._asked.get(agent, Query(vector))
-        engine.search([replace(like, vector=vector)])
+            like = self._asked.get(agent) or self._last_asked or Query(vector)
+        query, mark = replace(like, vector=vector), _mark(engine)
+        [hits] = engine.search([query])
+        with self._changed:
+            self._count(rehearsed=1)
+            if mark is not None and mark is _mark(engine) and not self._closed:
+                self._rehearsals.keep(agent, text, query, hits, mark)
 
     def _follow(self, plan: WarmPlan, agent: str | None, text: str | None = None) -> None:
         """Do what is planned, for as long as the agent it is for has neither searched nor changed its mind."""
@@ -317,6 +348,10 @@ class PartitionPrefetcher:
 
     def _count(self, **more: int) -> None:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + num for name, num in more.items()})
+
+
+def _mark(engine: object) -> object | None:
+    return engine.mark() if isinstance(engine, MarksChanges) else None
 
 
 def _chunks(partitions: Sequence[Partition]) -> Iterator[Sequence[Partition]]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from pancake_langgraph._clock import Clock, MonotonicClock
-from pancake_langgraph.retrieval.base import Hit, ItemId, Namespace, Vector, View
+from pancake_langgraph.retrieval.base import Hit, ItemId, Namespace, Query, Vector, View
 
 #: Writes that a search under way is compared with; after more, what it found is not remembered.
 _MAX_WRITES: Final = 256
@@ -28,6 +28,11 @@ class Question:
     view: View = field(default_factory=View)
     limit: int = 10
     offset: int = 0
+
+    @classmethod
+    def of(cls, query: Query) -> Question:
+        """Return what a query asks."""
+        return cls(query.vector, query.view, query.limit, query.offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +103,7 @@ class ResultCache:
 
     def look_up(self, question: Question) -> list[Hit] | Missed:
         """Return what was found before, as copies that the caller may change, or what `store` needs."""
-        key = _key(question)
+        key = question_key(question)
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and self._is_old(entry):
@@ -212,7 +217,7 @@ def _copied_json(value: Any) -> Any:
     return value
 
 
-def _key(question: Question) -> Hashable | None:
+def question_key(question: Question) -> Hashable | None:
     """Return what equal questions share, and no two others; `None` where a filter is not made of plain values."""
     subject, view = question.subject, question.view
     try:

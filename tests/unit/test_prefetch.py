@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pancake_langgraph.retrieval import prefetch
-from pancake_langgraph.retrieval.base import Hit, Query, Vector, View
+from pancake_langgraph.retrieval.base import Hit, Item, ItemId, Query, Vector, View
 from pancake_langgraph.retrieval.draft import DraftSettings
 from pancake_langgraph.retrieval.partitions import PartitionId, PrefetchesPartitions
 from pancake_langgraph.retrieval.prefetch import PartitionPrefetcher
@@ -169,14 +169,103 @@ def test_what_a_search_reads_besides_partitions_is_read_ahead_in_the_agents_own_
         made.draft("a", "find")
         assert made.wait_idle(LIMIT_S)
         made.searched("a", vector(4), query=Query(vector(4), view, limit=3))
+        made.searched("other", vector(5), query=Query(vector(5)))
         made.draft("a", "and this")
-        made.expect("b", vector(7))
         assert made.wait_idle(LIMIT_S)
         assert made.stats().failures == 0
-    first, *more = library.asked
+    first, second = library.asked
     assert (first.view, first.limit) == (View(), 10)
-    assert sorted((len(one.view.prefixes[0]), one.limit) for one in more) == [(0, 10), (1, 3)]
+    assert (second.view, second.limit) == (view, 3)
     assert np.array_equal(first.vector, vector(4))
+
+
+def test_agents_that_are_new_are_taken_to_search_like_the_last_one() -> None:
+    library, first, last = Library(), View(prefixes=(("a",),)), View(prefixes=(("b",),))
+    settings = DraftSettings(budget_bytes=1 << 20)
+    with PartitionPrefetcher(library, settings, like=Query(vector(1), first, limit=3)) as made:
+        made.expect("new", vector(4))
+        assert made.wait_idle(LIMIT_S)
+        made.searched("other", vector(1), query=Query(vector(1), last, limit=2))
+        made.expect("newer", vector(5))
+        assert made.wait_idle(LIMIT_S)
+    assert [(one.view, one.limit) for one in library.asked] == [(first, 3), (last, 2)]
+
+
+class MarkedLibrary(Library):
+    """Says in which state it is, and finds one item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: object | None = object()
+
+    def mark(self) -> object | None:
+        return self.state
+
+    def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
+        super().search(queries)
+        return [[Hit(Item(ItemId(("notes",), "gate"), {"n": len(self.asked)}), 0.5)] for _ in queries]
+
+
+def asked(seed: int) -> Query:
+    return Query(vector(seed), View(prefixes=(("notes",),)), limit=3)
+
+
+@pytest.fixture
+def marked() -> MarkedLibrary:
+    return MarkedLibrary()
+
+
+@pytest.fixture
+def rehearsing(marked: MarkedLibrary) -> Iterator[PartitionPrefetcher]:
+    settings = DraftSettings(budget_bytes=1 << 20)
+    with PartitionPrefetcher(marked, settings, embed=lambda text: vector(len(text)), like=asked(1)) as made:
+        yield made
+
+
+def test_a_search_for_just_what_was_drafted_has_its_answer(rehearsing: PartitionPrefetcher) -> None:
+    rehearsing.draft("a", "find")
+    assert rehearsing.wait_idle(LIMIT_S)
+    found = rehearsing.searched("a", vector(4), query=asked(4))
+    assert found is not None
+    assert [hit.item.value["n"] for hit in found] == [1]
+    assert rehearsing.searched("a", vector(4), query=asked(4)) is None
+    assert rehearsing.wait_idle(LIMIT_S)
+    stats = rehearsing.stats()
+    assert (stats.rehearsed, stats.answered, stats.searches, stats.failures) == (1, 1, 2, 0)
+
+
+@pytest.mark.parametrize("trouble", ["changed", "unknown", "other words", "no query", "closed"])
+def test_no_answer_is_given_that_a_search_could_not_give_now(
+    marked: MarkedLibrary, rehearsing: PartitionPrefetcher, trouble: str
+) -> None:
+    rehearsing.draft("a", "find")
+    assert rehearsing.wait_idle(LIMIT_S)
+    if trouble in ("changed", "unknown"):
+        marked.state = object() if trouble == "changed" else None
+    if trouble == "closed":
+        rehearsing.close()
+    query = asked(5 if trouble == "other words" else 4)
+    assert rehearsing.searched("a", query.vector, query=None if trouble == "no query" else query) is None
+    assert rehearsing.stats().answered == 0
+
+
+@pytest.mark.parametrize("state", [object(), None])
+def test_what_changes_while_it_is_searched_for_a_draft_is_not_kept(
+    marked: MarkedLibrary, rehearsing: PartitionPrefetcher, monkeypatch: pytest.MonkeyPatch, state: object
+) -> None:
+    search, before = marked.search, marked.state
+
+    def changing(queries: Sequence[Query]) -> list[list[Hit]]:
+        marked.state = state
+        return search(queries)
+
+    monkeypatch.setattr(marked, "search", changing)
+    rehearsing.draft("a", "find")
+    assert rehearsing.wait_idle(LIMIT_S)
+    assert rehearsing.stats().rehearsed == 1
+    for now in (marked.state, before):
+        marked.state = now
+        assert rehearsing.searched("a", vector(4), query=asked(4)) is None
 
 
 def test_what_a_search_tells_is_looked_at_without_being_asked_for(
