@@ -110,6 +110,7 @@ class PartitionPrefetcher:
         self._asked: OrderedDict[str, Query] = OrderedDict()
         self._last_asked = like
         self._rehearsals = Rehearsals()
+        self._mark: Callable[[], object | None] = engine.mark if isinstance(engine, MarksChanges) else lambda: None
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -209,9 +210,13 @@ class PartitionPrefetcher:
         self._asked.move_to_end(agent)
         if len(self._asked) > self._settings.max_agents:
             self._asked.popitem(last=False)
-        if (mark := _mark(self._engine)) is None:
+        try:
+            mark = self._mark()
+            answer = None if mark is None else self._rehearsals.take(agent, query, mark)
+        except Exception as exc:  # noqa: BLE001 - hints fail open: what is wrong with a query, its search says; counted
+            logger.debug("a search could not be compared with drafts: %s", type(exc).__name__)
+            self._count(failures=1)
             return None
-        answer = self._rehearsals.take(agent, query, mark)
         if answer is not None:
             self._count(answered=1)
         return answer
@@ -304,11 +309,11 @@ class PartitionPrefetcher:
         """
         with self._changed:
             like = self._asked.get(agent) or self._last_asked or Query(vector)
-        query, mark = replace(like, vector=vector), _mark(engine)
+        query, mark = replace(like, vector=vector), self._mark()
         [hits] = engine.search([query])
         with self._changed:
             self._count(rehearsed=1)
-            if mark is not None and mark is _mark(engine) and not self._closed:
+            if mark is not None and mark is self._mark() and not self._closed:
                 self._rehearsals.keep(agent, text, query, hits, mark)
 
     def _follow(self, plan: WarmPlan, agent: str | None, text: str | None = None) -> None:
@@ -348,10 +353,6 @@ class PartitionPrefetcher:
 
     def _count(self, **more: int) -> None:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + num for name, num in more.items()})
-
-
-def _mark(engine: object) -> object | None:
-    return engine.mark() if isinstance(engine, MarksChanges) else None
 
 
 def _chunks(partitions: Sequence[Partition]) -> Iterator[Sequence[Partition]]:

@@ -249,6 +249,15 @@ def test_no_answer_is_given_that_a_search_could_not_give_now(
     assert rehearsing.stats().answered == 0
 
 
+def test_a_search_goes_on_when_it_cannot_be_compared_with_drafts(rehearsing: PartitionPrefetcher) -> None:
+    rehearsing.draft("a", "find")
+    assert rehearsing.wait_idle(LIMIT_S)
+    wrong: Any = (["notes"],)  # no namespace, as its search will say
+    assert rehearsing.searched("a", vector(4), query=Query(vector(4), View(prefixes=wrong))) is None
+    assert rehearsing.wait_idle(LIMIT_S)
+    assert (rehearsing.stats().failures, rehearsing.stats().answered) == (1, 0)
+
+
 @pytest.mark.parametrize("state", [object(), None])
 def test_what_changes_while_it_is_searched_for_a_draft_is_not_kept(
     marked: MarkedLibrary, rehearsing: PartitionPrefetcher, monkeypatch: pytest.MonkeyPatch, state: object
