@@ -54,8 +54,8 @@ if hasattr(os, "register_at_fork"):
 class Desk:
     """The port `VectorEngine` over an engine.  Thread safe; in a forked process it has a thread of its own.
 
-    Searches go through one `SearchScheduler`, with up to 32 queries a call as interactive; all else goes straight to
-    the engine.
+    Searches that were not made before go through one `SearchScheduler`, with up to 32 queries a call as interactive;
+    all else goes straight to the engine.
     """
 
     def __init__(self, engine: VectorEngine) -> None:
@@ -137,6 +137,7 @@ class Desk:
             if self._prefetcher is None:
                 settings = DraftSettings(budget_bytes=PREFETCH_BYTES)
                 self._prefetcher = PartitionPrefetcher(self.engine, settings, embed=embed, like=self._last_asked)
+                self._last_asked = None
             prefetcher = self._prefetcher
         prefetcher.draft(agent, text)
 
@@ -214,29 +215,33 @@ class Desk:
         self, queries: Sequence[Query], agents: Sequence[str], cache: ResultCache | None
     ) -> tuple[list[list[Hit]], dict[int, Missed | None]]:
         """Return what is known, and the places of what has to be searched for."""
-        rehearsed = self._rehearsed(queries, agents)
+        # The cache is asked first: of a write that comes between both it then hears before it is told an older answer.
+        known = [None if cache is None else cache.look_up(Question.of(query)) for query in queries]
+        rehearsed = self._rehearsed(queries, agents, [isinstance(one, list) for one in known])
         found: list[list[Hit]] = [[] for _ in queries]
         missed: dict[int, Missed | None] = {}
-        for place, query in enumerate(queries):
-            known = None if cache is None else cache.look_up(Question.of(query))
-            if isinstance(known, list):
-                found[place] = known
+        for place, one in enumerate(known):
+            if isinstance(one, list):
+                found[place] = one
             elif (answer := rehearsed.get(place)) is None:
-                missed[place] = known
+                missed[place] = one
             else:
                 found[place] = answer
-                if cache is not None and known is not None:
-                    cache.store(known, answer)
+                if cache is not None and one is not None:
+                    cache.store(one, answer)
         return found, missed
 
-    def _rehearsed(self, queries: Sequence[Query], agents: Sequence[str]) -> dict[int, list[Hit]]:
+    def _rehearsed(
+        self, queries: Sequence[Query], agents: Sequence[str], are_answered: Sequence[bool]
+    ) -> dict[int, list[Hit]]:
         """Tell the prefetcher who searches for what, and return what it has the answer of, by place."""
         if (prefetcher := self._prefetcher) is None:
             if queries and agents and isinstance(self.engine, PrefetchesPartitions):
                 self._last_asked = queries[-1]
             return {}
         answers = [
-            prefetcher.searched(agent, query.vector, query=query) for agent, query in zip(agents, queries, strict=False)
+            prefetcher.searched(agent, query.vector, query=query, is_answered=is_answered)
+            for agent, query, is_answered in zip(agents, queries, are_answered, strict=False)
         ]
         return {place: answer for place, answer in enumerate(answers) if answer is not None}
 

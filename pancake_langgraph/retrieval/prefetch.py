@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
 
-from pancake_langgraph.retrieval.base import Hit, MarksChanges, Query, Vector, VectorEngine
+from pancake_langgraph.retrieval.base import Hit, MarksChanges, Query, Vector, VectorEngine, View
 from pancake_langgraph.retrieval.draft import DraftSettings, Outlook, WarmPlan, waiting_drafts
 from pancake_langgraph.retrieval.partitions import Partition, PrefetchesPartitions
-from pancake_langgraph.retrieval.rehearsals import Rehearsals
+from pancake_langgraph.retrieval.rehearsals import MAX_HITS, Rehearsals, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class PrefetchStats:
     `late` are needed ones that were planned and not there in time; `overtaken` are hints whose search came before they
     were looked at; `dropped` hints and searches were too many at once; `failures` are what went wrong and was passed
     over.  `read_bytes` were read from disk ahead of searches.  `rehearsed` are searches that were made for drafts, and
-    `answered` those of agents that one of these had the answer of.
+    `answered` those of agents that one of these had the answer of; they count as searches all the same.
     """
 
     searches: int = 0
@@ -98,8 +98,8 @@ class PartitionPrefetcher:
     ) -> None:
         """Bring up partitions of `engine`; `embed` makes vectors of drafts, in the prefetcher's thread.
 
-        Agents of which nothing is known yet are taken to search in the view of the last search of anyone, which is
-        `like` at first, and for as many items.
+        Agents of which nothing is known yet are taken to search in the namespaces of the last search of anyone, which
+        is `like` at first, and for as many items.
         """
         self._engine = engine
         self._settings = settings
@@ -128,16 +128,20 @@ class PartitionPrefetcher:
         """Take in that an agent will search soon, for something like `vector` where that is known."""
         self._hint(agent, lambda waiting: [vector])
 
-    def searched(self, agent: str, vector: Vector, *, query: Query | None = None) -> list[Hit] | None:
+    def searched(
+        self, agent: str, vector: Vector, *, query: Query | None = None, is_answered: bool = False
+    ) -> list[Hit] | None:
         """Take in what an agent searches for, and return its answer if that is there already; else search.
 
-        In which view its next ones will be, and for how many items, is told by the whole `query`; without it nothing
-        is ever returned.
+        In which view its next ones will be, and for how many items, is told by the whole `query`; without it, and for
+        one that somebody else has answered, nothing is returned.
         """
         if not self._is_here:
             return None
         with self._changed:
-            answer = None if query is None else self._answer(agent, query)
+            if query is not None:
+                self._note_asked(agent, query)
+            answer = None if query is None or is_answered else self._answer(agent, query)
             if agent in self._hints:
                 del self._hints[agent]
                 self._count(overtaken=1)
@@ -204,15 +208,16 @@ class PartitionPrefetcher:
             self._hints[agent] = with_new(waiting)
             self._wake()
 
-    def _answer(self, agent: str, query: Query) -> list[Hit] | None:
-        """Note how an agent searches, and return what a rehearsal of this very search has found; under the lock."""
+    def _note_asked(self, agent: str, query: Query) -> None:
         self._asked[agent] = self._last_asked = query
         self._asked.move_to_end(agent)
         if len(self._asked) > self._settings.max_agents:
             self._asked.popitem(last=False)
+
+    def _answer(self, agent: str, query: Query) -> list[Hit] | None:
+        """Return what a rehearsal of this very search has found; under the lock."""
         try:
-            mark = self._mark()
-            answer = None if mark is None else self._rehearsals.take(agent, query, mark)
+            answer = self._rehearsals.take(agent, query, self._mark())
         except Exception as exc:  # noqa: BLE001 - hints fail open: what is wrong with a query, its search says; counted
             logger.debug("a search could not be compared with drafts: %s", type(exc).__name__)
             self._count(failures=1)
@@ -308,13 +313,22 @@ class PartitionPrefetcher:
         That are the documents of what it finds.  The answer is kept for the case that the draft was the whole of it.
         """
         with self._changed:
-            like = self._asked.get(agent) or self._last_asked or Query(vector)
-        query, mark = replace(like, vector=vector), self._mark()
+            own, last = self._asked.get(agent), self._last_asked
+        if own is not None:
+            query = replace(own, vector=vector, offset=0)
+        elif last is not None:  # what another may see, or wants many of, is no guide, and could be dear
+            query = Query(vector, View(last.view.prefixes), max(0, min(last.limit, MAX_HITS)))
+        else:
+            query = Query(vector)
+        key, mark = key_of(query), self._mark()
         [hits] = engine.search([query])
+        is_same = key == key_of(query)  # a filter is its caller's, who may have changed it meanwhile
         with self._changed:
             self._count(rehearsed=1)
-            if mark is not None and mark is self._mark() and not self._closed:
-                self._rehearsals.keep(agent, text, query, hits, mark)
+            if self._closed or self._has_searched(agent):
+                return
+            if is_same and mark is not None and mark is self._mark():
+                self._rehearsals.keep(agent, text, key, hits, mark)
 
     def _follow(self, plan: WarmPlan, agent: str | None, text: str | None = None) -> None:
         """Do what is planned, for as long as the agent it is for has neither searched nor changed its mind."""
@@ -339,7 +353,11 @@ class PartitionPrefetcher:
                 return self._closed
             newer = self._hints.get(agent, [])
             has_new = any(text is None or not isinstance(one, str) or one.startswith(text) for one in newer)
-            return has_new or any(search.agent == agent for search in self._searches)
+            return has_new or self._has_searched(agent)
+
+    def _has_searched(self, agent: str) -> bool:
+        """Return whether a search of an agent was not looked at yet; under the lock."""
+        return any(search.agent == agent for search in self._searches)
 
     def _forget_gone(self) -> None:
         """Give back the room of partitions whose segments are gone."""

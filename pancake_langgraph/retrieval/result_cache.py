@@ -229,7 +229,8 @@ def question_key(question: Question) -> Hashable | None:
     else:
         plain = np.ascontiguousarray(subject)
         asked = (plain.dtype.str, plain.shape, hashlib.blake2b(plain.tobytes(), digest_size=16).digest())
-    return asked, frozenset(view.prefixes), where, view.allowed, question.limit, question.offset
+    allowed = None if view.allowed is None else frozenset(view.allowed)  # a caller may have given a set
+    return asked, frozenset(view.prefixes), where, allowed, question.limit, question.offset
 
 
 def _frozen(value: Any, depth: int) -> Hashable:

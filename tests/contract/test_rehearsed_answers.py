@@ -177,32 +177,59 @@ def test_what_was_deleted_or_has_expired_since_the_draft_is_not_found(
     assert store.prefetch_stats().answered == 1
 
 
-def test_an_answer_is_the_callers_own(store: AnyStore, engine: CountedEngine) -> None:
-    engine.put([item("nested", "tea tea lift")])  # still in memory, where values could be shared
-    expected = found(store, "tea tea lift")
-    drafted(store, "tea tea lift")
-    if isinstance(store, PancakeStore):
-        store.search(NS, query="tea tea lift", limit=5)[0].value["text"] = "changed"
-    else:
-        store.similarity_search("tea tea lift", k=5)[0].metadata["text"] = "changed"
-    assert store.prefetch_stats().answered == 1
-    assert found(store, "tea tea lift") == expected
-
-
-def test_answers_go_into_the_cache_of_results(engine: CountedEngine) -> None:
+@pytest.fixture
+def cached(engine: CountedEngine) -> Iterator[PancakeStore]:
     index: Any = {"dims": DIM, "embed": WordEmbedder(DIM), "fields": ["text"]}
     with PancakeStore(index=index, engine=engine, cache_s=60) as store:
         found(store, "anything")
-        drafted(store, "tea")
-        before = engine.num_waited_for
-        assert found(store, "tea") == found(store, "tea")
-        assert engine.num_waited_for == before
-        assert (store.prefetch_stats().answered, store.cache_stats().hits) == (1, 1)
+        yield store
+
+
+def test_answers_go_into_the_cache_of_results_and_are_the_callers_own(
+    cached: PancakeStore, engine: CountedEngine
+) -> None:
+    cached.put(NS, "nested", {"text": "quay", "tags": ["one"]})  # still in memory, where values could be shared
+    drafted(cached, "quay")
+    before = engine.num_waited_for
+    for _ in range(2):
+        first = cached.search(NS, query="quay", limit=5)[0]
+        assert (first.key, first.value["tags"]) == ("nested", ["one"])
+        first.value["tags"].append("changed")
+    assert engine.num_waited_for == before
+    assert (cached.prefetch_stats().answered, cached.cache_stats().hits) == (1, 1)
+    stored = cached.get(NS, "nested")
+    assert stored is not None
+    assert stored.value["tags"] == ["one"]
+
+
+@pytest.mark.parametrize("moment", ["before look_up", "after look_up", "before store"])
+def test_a_write_while_an_answer_is_taken_is_found_in_spite_of_the_cache(
+    cached: PancakeStore, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    drafted(cached, "quay")
+    cache = cached._core.cache
+    assert cache is not None
+    when, name = moment.split()
+    called = getattr(cache, name)
+
+    def writing(*args: Any) -> Any:
+        monkeypatch.undo()
+        early = called(*args) if when == "after" else None
+        cached.put(NS, "new", {"text": "quay"})
+        return called(*args) if when == "before" else early
+
+    monkeypatch.setattr(cache, name, writing)
+    found(cached, "quay")
+    assert found(cached, "quay")[0] == "new"
 
 
 def test_a_store_that_was_closed_holds_no_answers(store: AnyStore, engine: CountedEngine) -> None:
     drafted(store, "tea")
+    prefetcher = store._core.engine()._prefetcher
+    assert prefetcher is not None
+    assert len(prefetcher._rehearsals) == 1
     store.close()
+    assert len(prefetcher._rehearsals) == 0
     before = engine.num_waited_for
     assert found(store, "tea")
     assert engine.num_waited_for == before + 1
@@ -251,6 +278,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("draft"), TEXTS),
         st.tuples(st.just("search"), TEXTS),
+        st.tuples(st.just("ask"), TEXTS),
         st.tuples(st.just("put"), TEXTS),
         st.tuples(st.just("delete"), TEXTS),
         st.tuples(st.just("compact"), st.just("")),
@@ -276,6 +304,11 @@ def test_with_drafts_a_store_finds_what_the_engine_finds(
         for number, (what, text) in enumerate(steps):
             if what == "draft":
                 drafted(store, text)
+            elif what == "ask":
+                expected, answered = best(engine, text), store.prefetch_stats().answered
+                drafted(store, text)
+                assert found(store, text) == expected
+                assert store.prefetch_stats().answered == answered + 1
             elif what == "search":
                 assert found(store, text) == best(engine, text)
             elif what == "put":

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,29 @@ def test_agents_that_are_new_are_taken_to_search_like_the_last_one() -> None:
     assert [(one.view, one.limit) for one in library.asked] == [(first, 3), (last, 2)]
 
 
+def test_agents_that_are_new_do_not_pay_for_what_the_last_one_wanted() -> None:
+    allowed = frozenset({ItemId(("a",), "1")})
+    dear = Query(vector(1), View((("a",),), {"n": {"$gt": 1}}, allowed), limit=50_000, offset=10)
+    wrong = Query(vector(1), limit=-1)
+    library = Library()
+    with PartitionPrefetcher(library, DraftSettings(budget_bytes=1 << 20), like=dear) as made:
+        made.expect("new", vector(4))
+        assert made.wait_idle(LIMIT_S)
+        made.searched("other", vector(1), query=wrong)
+        made.expect("newer", vector(5))
+        assert made.wait_idle(LIMIT_S)
+    assert [(one.view, one.limit, one.offset) for one in library.asked] == [(View((("a",),)), 32, 0), (View(), 0, 0)]
+
+
+def test_the_first_page_is_searched_for_after_a_later_one() -> None:
+    library = Library()
+    with PartitionPrefetcher(library, DraftSettings(budget_bytes=1 << 20)) as made:
+        made.searched("a", vector(1), query=Query(vector(1), limit=5, offset=10))
+        made.expect("a", vector(4))
+        assert made.wait_idle(LIMIT_S)
+    assert [(one.limit, one.offset) for one in library.asked] == [(5, 0)]
+
+
 class MarkedLibrary(Library):
     """Says in which state it is, and finds one item."""
 
@@ -243,7 +267,9 @@ def test_no_answer_is_given_that_a_search_could_not_give_now(
     if trouble in ("changed", "unknown"):
         marked.state = object() if trouble == "changed" else None
     if trouble == "closed":
+        assert len(rehearsing._rehearsals) == 1
         rehearsing.close()
+        assert len(rehearsing._rehearsals) == 0
     query = asked(5 if trouble == "other words" else 4)
     assert rehearsing.searched("a", query.vector, query=None if trouble == "no query" else query) is None
     assert rehearsing.stats().answered == 0
@@ -275,6 +301,52 @@ def test_what_changes_while_it_is_searched_for_a_draft_is_not_kept(
     for now in (marked.state, before):
         marked.state = now
         assert rehearsing.searched("a", vector(4), query=asked(4)) is None
+
+
+def test_a_filter_that_its_caller_changes_meanwhile_is_not_taken_for_the_one_that_was_searched(
+    marked: MarkedLibrary, rehearsing: PartitionPrefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, tags = marked.search, ["mine"]
+    mine = Query(vector(1), View(where={"tag": {"$in": tags}}))
+
+    def changing(queries: Sequence[Query]) -> list[list[Hit]]:
+        tags[:] = ["theirs"]
+        return search(queries)
+
+    monkeypatch.setattr(marked, "search", changing)
+    rehearsing.searched("a", vector(1), query=mine)
+    rehearsing.draft("a", "find")
+    assert rehearsing.wait_idle(LIMIT_S)
+    assert rehearsing.stats().rehearsed == 1
+    assert rehearsing.searched("a", vector(4), query=replace(mine, vector=vector(4))) is None
+
+
+@pytest.mark.parametrize("what", ["search", "close"])
+def test_what_is_over_while_it_is_searched_for_a_draft_is_not_kept(
+    marked: MarkedLibrary, rehearsing: PartitionPrefetcher, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    search = marked.search
+
+    def overtaken(queries: Sequence[Query]) -> list[list[Hit]]:
+        if what == "search":
+            rehearsing.searched("a", vector(4), query=asked(4))
+        else:
+            rehearsing.close()
+        return search(queries)
+
+    monkeypatch.setattr(marked, "search", overtaken)
+    rehearsing.draft("a", "find")
+    assert rehearsing.wait_idle(LIMIT_S)
+    assert rehearsing.stats().rehearsed == 1
+    assert len(rehearsing._rehearsals) == 0
+
+
+def test_a_search_that_a_cache_has_answered_leaves_the_rehearsal(rehearsing: PartitionPrefetcher) -> None:
+    rehearsing.draft("a", "find")
+    assert rehearsing.wait_idle(LIMIT_S)
+    assert rehearsing.searched("a", vector(4), query=asked(4), is_answered=True) is None
+    assert rehearsing.stats().answered == 0
+    assert rehearsing.searched("a", vector(4), query=asked(4)) is not None
 
 
 def test_what_a_search_tells_is_looked_at_without_being_asked_for(
